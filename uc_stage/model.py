@@ -1,0 +1,358 @@
+"""The values that pass between the layers: requests, plans and reports. Standard library only.
+
+Sizes are bytes, times are seconds, row counts are rows; nothing here is formatted for a reader.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from uc_stage.errors import InvalidRequest
+
+# Local NVMe on the platform; `caching` refuses the folder where somebody else prepared it.
+DEFAULT_CACHE_DIR = "/tmp/uc-stage"  # noqa: S108
+
+EngineName = Literal["auto", "local", "spark"]
+Compression = Literal["zstd", "snappy", "none"]
+
+_PINNED = re.compile(r"(?P<text>.+)@v(?P<version>\d+)", re.DOTALL)
+_NAME = re.compile(r"(?:`[^`]+`|[^\s`./\\:~]+)(?:\.(?:`[^`]+`|[^\s`./\\:~]+)){0,2}")
+
+
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """A Delta table as a user names it: a path, a URL or `catalog.schema.table`, perhaps pinned.
+
+    At most one of `version` and `timestamp` (ISO 8601) is set; with neither, the table's newest version is meant.
+    """
+
+    text: str
+    version: int | None = None
+    timestamp: str | None = None
+
+    @classmethod
+    def parse(cls, text: str, version: int | None = None, timestamp: str | None = None) -> TableRef:
+        """Reads `text`, taking a trailing `@v12` as the version.
+
+        Raises:
+            InvalidRequest: the text is empty, or more than one of `@vN`, `version` and `timestamp` is given.
+        """
+        if pinned := _PINNED.fullmatch(text):
+            if version is not None:
+                raise InvalidRequest(f"`{text}` and `--version {version}` both pin it", hint="give one of the two")
+            text, version = pinned["text"], int(pinned["version"])
+        if version is not None and timestamp is not None:
+            raise InvalidRequest("a version and `--timestamp` both pin the table", hint="give one of the two")
+        if version is not None and version < 0:
+            raise InvalidRequest(f"`--version {version}` is negative", hint="versions of a Delta table count from 0")
+        if not text.strip():
+            raise InvalidRequest("TABLE is empty", hint="name a table as `catalog.schema.table`, a path or a URL")
+        return cls(text, version, timestamp)
+
+    @property
+    def is_name(self) -> bool:
+        """Whether the text has the form of a catalog's name, of one to three parts, rather than of a path or URL."""
+        return _NAME.fullmatch(self.text) is not None
+
+    def __str__(self) -> str:
+        """The text, with `@vN` where a version is pinned."""
+        return self.text if self.version is None else f"{self.text}@v{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column of an Arrow schema: its name, its type as Arrow prints it (`timestamp[us, tz=UTC]`), nullability."""
+
+    name: str
+    type: str
+    nullable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an export's rows come from, resolved to one version. `timestamp` is the version's commit time, ISO 8601."""
+
+    table: str
+    table_id: str
+    version: int
+    timestamp: str | None = None
+    columns: tuple[str, ...] | None = None
+    where: str | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How an export is cut into files, as it was asked for: exactly one of `files` and `file_bytes` is set.
+
+    `row_group_bytes` is the target of a row group's uncompressed bytes.
+    """
+
+    files: int | None
+    file_bytes: int | None
+    row_group_bytes: int
+    compression: Compression
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFile:
+    """One Parquet file of an export; `path` is relative to the export, with `/`; `xxh3_128` is 32 hex digits."""
+
+    path: str
+    bytes: int
+    rows: int
+    row_groups: int
+    xxh3_128: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One version of a table, as an engine resolved it for one request.
+
+    Attributes:
+        source: the pinned version with what is asked of it.
+        schema: the columns that will be written, in order; all of them nullable, whatever the table says.
+        rows: the rows that the request holds, where the log alone tells it exactly.
+        bytes: the size of the version's data files, for planning; None where unknown.
+    """
+
+    source: Source
+    schema: tuple[Field, ...]
+    rows: int | None
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """What `export` is asked for. `files` and `file_bytes` exclude each other; sizes are bytes."""
+
+    table: TableRef
+    dest: str
+    engine: EngineName = "auto"
+    remote: str | None = None
+    columns: tuple[str, ...] | None = None
+    where: str | None = None
+    limit: int | None = None
+    files: int | None = None
+    file_bytes: int | None = None
+    row_group_bytes: int = 64 * 1024**2
+    compression: Compression = "zstd"
+    keep: int = 0
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPlan:
+    """What `export` will do: `action` is `unchanged` where the export at `dest` already holds it, whole."""
+
+    request: ExportRequest
+    snapshot: Snapshot
+    action: Literal["write", "unchanged"]
+    engine: str
+    engine_reason: str
+    id: str
+    rows: int
+    files: int
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What `export` did."""
+
+    status: Literal["done", "unchanged"]
+    table: str
+    version: int
+    dest: str
+    id: str
+    generation: str
+    engine: str
+    engine_reason: str
+    rows: int
+    files: int
+    bytes: int
+    retired: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRequest:
+    """What `cache` is asked for. `timeout` bounds the wait for another process's copy, in seconds."""
+
+    source: str
+    dest: str | None = None
+    cache_dir: str = DEFAULT_CACHE_DIR
+    jobs: int | None = None
+    reserve: int = 0
+    timeout: float | None = None
+    check: bool = False
+    force: bool = False
+
+
+CopyState = Literal["fresh", "stale", "partial", "absent"]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFile:
+    """One file of a copy; `path` is relative, with `/`; `mtime_ns` is the source's, kept on the copy."""
+
+    path: str
+    bytes: int
+    mtime_ns: int | None = None
+    xxh3_128: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """What `cache` will do. `bytes_to_copy` counts what the final path and a partial copy do not hold yet."""
+
+    request: CacheRequest
+    source: str
+    generation: str
+    manifest_id: str | None
+    path: str
+    state: CopyState
+    files: tuple[CopyFile, ...]
+    bytes: int
+    bytes_to_copy: int
+    bytes_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What `cache` did, or with `check` what it found: `path` is where a training script reads."""
+
+    status: Literal["done", "unchanged", "checked"]
+    state: CopyState
+    source: str
+    path: str
+    generation: str
+    manifest_id: str | None
+    files: int
+    bytes: int
+    bytes_copied: int
+    bytes_reused: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class InspectRequest:
+    """What `inspect` is asked for."""
+
+    target: str
+    verify: bool = False
+    version: int | None = None
+    timestamp: str | None = None
+    remote: str | None = None
+
+
+TargetKind = Literal["table", "export", "copy", "folder", "file"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The least, the middle and the greatest of some sizes or counts."""
+
+    min: int
+    median: int
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is not as it should be: a stable `code`, the words, and the file where there is one."""
+
+    code: str
+    message: str
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InspectReport:
+    """What a target is and holds. What a kind of target has no word for is None.
+
+    Attributes:
+        freshness: `fresh` or `stale` against the table (an export) or the source (a copy); `unknown` where that
+            cannot be reached from here; None for what has no origin.
+        verified: whether every file's bytes match the recorded hash; None unless `verify` was asked.
+        row_group_rows, row_group_bytes: over all row groups of the Parquet files; bytes are uncompressed.
+    """
+
+    target: str
+    kind: TargetKind
+    source: str | None
+    table_id: str | None
+    version: int | None
+    created_at: str | None
+    id: str | None
+    generation: str | None
+    engine: str | None
+    rows: int | None
+    files: int
+    bytes: int
+    splits: dict[str, int]
+    schema: tuple[Field, ...]
+    row_groups: int | None
+    row_group_rows: Spread | None
+    row_group_bytes: Spread | None
+    file_bytes: Spread | None
+    compression: str | None
+    freshness: Literal["fresh", "stale", "unknown"] | None
+    freshness_detail: str | None
+    verified: bool | None
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """What `bench` is asked for. `readers` None means every reader that is installed; `seconds` bounds each one."""
+
+    targets: tuple[str, ...]
+    readers: tuple[str, ...] | None = None
+    batch_size: int = 256
+    workers: int = 0
+    seconds: float = 5.0
+    require: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One reader over one target. `bytes` are those on disk that were passed over; `complete` is a whole epoch."""
+
+    target: str
+    reader: str
+    rows: int | None
+    bytes: int
+    seconds: float
+    first_batch_seconds: float | None
+    rows_per_second: float | None
+    bytes_per_second: float
+    complete: bool
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One `--require` and how it came out: `reader` is the one that came nearest, on the last target."""
+
+    text: str
+    met: bool
+    measured: float
+    unit: Literal["bytes/s", "rows/s"]
+    reader: str
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """What `bench` measured, target by target in the order given."""
+
+    measurements: tuple[Measurement, ...]
+    skipped: dict[str, str] = field(default_factory=dict)
+    requirements: tuple[Requirement, ...] = ()
+
+    @property
+    def met(self) -> bool:
+        """Whether every requirement held."""
+        return all(requirement.met for requirement in self.requirements)
