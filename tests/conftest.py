@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins: list[str] = []
+pytest_plugins = ["tests.fixtures.delta", "tests.fixtures.s3", "tests.fixtures.shell", "tests.fixtures.spark", "tests.fixtures.volume"]

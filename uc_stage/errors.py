@@ -13,7 +13,7 @@ from typing import ClassVar
 class StageError(Exception):
     """The base of every expected failure: one line that says what is wrong and where, and a hint that mends it."""
 
-    code: ClassVar[str] = "error"
+    code: ClassVar[str] = "bug"
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:

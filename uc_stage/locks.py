@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import json
 import os
 import socket
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
+
+from uc_stage.errors import Busy
+from uc_stage.storage import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+_POLL_SECONDS = 0.1
+_SAY_SECONDS = 5.0
+_TELL_SECONDS = 1.0
+# So long a record is replaced by one write, and a reader never sees the end of a longer one before it.
+_RECORD_BYTES = 1024
 
 
 def identity() -> dict[str, Any]:
@@ -36,3 +55,87 @@ def _started(pid: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else fields[19]
+
+
+class Lock:
+    """An exclusive kernel lock on a file of a local disk: it dies with its holder, whatever kills that.
+
+    The file's content says who holds it and how far the work is; the file itself stays. On a file system that has no
+    locks, everybody gets it: what it guards has to be right without it, and may only be done twice.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._told = 0.0
+        with translated(path):
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptor = os.open(path, flags, 0o600)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def try_acquire(self) -> bool:
+        """Takes the lock where nobody has it, and says whether it did."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL):
+                raise
+        self._told = 0.0
+        self.tell()
+        return True
+
+    def acquire(self, timeout: float | None, waiting: Callable[[dict[str, Any]], None]) -> None:
+        """Waits for the lock; `waiting` is given the holder's record at once and then every few seconds.
+
+        Raises:
+            Busy: the lock was not free within `timeout` seconds.
+        """
+        began = time.monotonic()
+        said = began - _SAY_SECONDS
+        while not self.try_acquire():
+            now = time.monotonic()
+            if timeout is not None and now - began >= timeout:
+                raise Busy(
+                    f"{describe(self.holder())} still works on it after {timeout:g} s",
+                    hint="wait longer with `--timeout`, or look at what that process does",
+                )
+            if now - said >= _SAY_SECONDS:
+                said = now
+                waiting(self.holder())
+            time.sleep(_POLL_SECONDS)
+
+    def holder(self) -> dict[str, Any]:
+        """What the holder wrote of itself: `identity`, and what it told; empty where that cannot be read."""
+        with contextlib.suppress(OSError, ValueError):
+            record = json.loads(os.pread(self._descriptor, _RECORD_BYTES, 0))
+            if isinstance(record, dict):
+                return record
+        return {}
+
+    def tell(self, **state: Any) -> None:
+        """Lets those who wait know how far the holder is; cheap to over-call."""
+        now = time.monotonic()
+        if now - self._told < _TELL_SECONDS and self._told:
+            return
+        self._told = now
+        # A full disk must not end the work for the sake of a message.
+        with contextlib.suppress(OSError):
+            record = json.dumps({**identity(), **state}).encode()
+            os.pwrite(self._descriptor, record.ljust(_RECORD_BYTES), 0)
+
+    def close(self) -> None:
+        """Lets go of the lock, also where a child process inherited the descriptor."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        os.close(self._descriptor)
+
+
+def describe(record: dict[str, Any]) -> str:
+    """The holder of a lock, for a message."""
+    return f"process {record.get('pid', '?')} on `{record.get('host', '?')}`"

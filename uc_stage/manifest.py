@@ -1,6 +1,7 @@
-"""The manifest: the one record that says what an export is. Reads, checks and renders it; never writes a file.
+"""The records that say what an export and a copy are. Reads, checks and renders them; never writes a file.
 
-The format is `uc-stage/1`: UTF-8 JSON with sorted keys at `.uc_stage/manifest.json` below the export.
+An export's *manifest* has the format `uc-stage/1`: UTF-8 JSON with sorted keys at `.uc_stage/manifest.json`. A copy's
+record has the format `uc-stage-copy/1`, at `.uc_stage/copy.json`, beside the manifest of the export that it holds.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uc_stage.errors import Unsupported, VerificationFailed
-from uc_stage.model import ExportFile, Field, Layout, Source
+from uc_stage.model import CopyFile, ExportFile, Field, Layout, Source
 
 FORMAT = "uc-stage/1"
 FOLDER = ".uc_stage"
 MANIFEST_PATH = f"{FOLDER}/manifest.json"
+COPY_FORMAT = "uc-stage-copy/1"
+COPY_PATH = f"{FOLDER}/copy.json"
+
+_EXPORT_AGAIN = "export the table again; the manifest was changed or damaged"
+_CACHE_AGAIN = "remove the copy and cache the source again; its record was changed or damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,7 @@ class Manifest:
     Attributes:
         generation: the token in the file names of this published version, `v42-1f3a9c`.
         created_at: ISO 8601 with an offset.
-        retained: the files of earlier generations that `--keep` holds, by generation.
+        retained: the files of earlier generations that `--keep` holds, by generation, the newest first.
         raw: the JSON as it was read, so that fields that this version does not know survive a rewrite.
     """
 
@@ -71,7 +77,7 @@ class Manifest:
             "engine": {"name": self.engine, "version": self.engine_version},
             "uc_stage_version": self.uc_stage_version,
             "created_at": self.created_at,
-            "retained": self.retained,
+            "retained": [{"name": name, "files": paths} for name, paths in self.retained.items()],
         }
         return _canonical(_merge(self.raw, own)) + b"\n"
 
@@ -83,18 +89,7 @@ class Manifest:
             VerificationFailed: not JSON, a field missing or of the wrong kind, or a path that could leave the folder.
             Unsupported: written in a newer format.
         """
-        try:
-            raw = json.loads(data)
-        except ValueError as error:
-            raise _broken(where, f"is not JSON ({error})") from None
-        stored = raw.get("format") if isinstance(raw, dict) else None
-        if not isinstance(stored, str) or not stored.startswith("uc-stage/"):
-            raise _broken(where, "is not a manifest of uc-stage")
-        if stored != FORMAT:
-            raise Unsupported(
-                f"`{where}` has the format `{stored}`; this version reads `{FORMAT}`",
-                hint="upgrade uc-stage: pip install --upgrade uc-stage",
-            )
+        raw = _parsed(data, where, FORMAT, _EXPORT_AGAIN)
         try:
             manifest = cls(
                 id=_typed(raw["id"], str),
@@ -110,7 +105,7 @@ class Manifest:
                 engine_version=_typed(raw["engine"]["version"], str),
                 uc_stage_version=_typed(raw["uc_stage_version"], str),
                 created_at=_typed(raw["created_at"], str),
-                retained={name: tuple(paths) for name, paths in raw.get("retained", {}).items()},
+                retained={_typed(old["name"], str): tuple(old["files"]) for old in raw.get("retained", [])},
                 raw=raw,
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -122,6 +117,64 @@ class Manifest:
             if not all(type(n) is int and n >= 0 for n in (file.bytes, file.rows, file.row_groups)):
                 raise _broken(where, f"has sizes of `{file.path}` that are not whole numbers")
         return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRecord:
+    """A copy, whole: which generation of which source it holds, and each file as it was checked.
+
+    It is also the marker of what `cache` made: no folder without one is ever removed.
+
+    Attributes:
+        source: the source's absolute path or URL.
+        generation: the export's generation, or a digest of a plain folder's listing.
+        manifest_id: the id of the export's manifest; None for a plain folder.
+        files: `mtime_ns` is that of the file in the copy, which is the source's where the source tells one.
+    """
+
+    source: str
+    generation: str
+    manifest_id: str | None
+    created_at: str
+    files: tuple[CopyFile, ...]
+
+    def to_json(self) -> bytes:
+        """The record as it is stored; ASCII, since a file's name may be no UTF-8 (a lone surrogate in `path`)."""
+        own = {
+            "format": COPY_FORMAT,
+            "source": self.source,
+            "generation": self.generation,
+            "manifest_id": self.manifest_id,
+            "created_at": self.created_at,
+            "files": [_without_none(file) for file in self.files],
+        }
+        return json.dumps(own, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> CopyRecord:
+        """Reads a stored record; `where` names it in errors.
+
+        Raises:
+            VerificationFailed: not JSON, a field missing or of the wrong kind, or a path that could leave the folder.
+            Unsupported: written in a newer format.
+        """
+        raw = _parsed(data, where, COPY_FORMAT, _CACHE_AGAIN)
+        try:
+            record = cls(
+                source=_typed(raw["source"], str),
+                generation=_typed(raw["generation"], str),
+                manifest_id=None if raw["manifest_id"] is None else _typed(raw["manifest_id"], str),
+                created_at=_typed(raw["created_at"], str),
+                files=tuple(_record(CopyFile, file) for file in raw["files"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise _broken(where, f"lacks a field or holds one of the wrong kind ({error})", _CACHE_AGAIN) from None
+        check_paths([file.path for file in record.files], where, _CACHE_AGAIN)
+        for file in record.files:
+            sized = type(file.bytes) is int and file.bytes >= 0
+            if not sized or not isinstance(file.mtime_ns, int | None) or not isinstance(file.xxh3_128, str | None):
+                raise _broken(where, f"tells size, time or hash of `{file.path}` in a wrong form", _CACHE_AGAIN)
+        return record
 
 
 def content_id(source: Source, schema: tuple[Field, ...], layout: Layout) -> str:
@@ -141,28 +194,50 @@ def content_id(source: Source, schema: tuple[Field, ...], layout: Layout) -> str
     return hashlib.sha256(_canonical(content)).hexdigest()[:32]
 
 
-def check_paths(paths: list[str] | tuple[str, ...], where: str) -> None:
-    """Refuses paths that could leave the folder they are relative to, hide in uc-stage's own, or stand twice.
+def check_paths(paths: list[str] | tuple[str, ...], where: str, hint: str = _EXPORT_AGAIN) -> None:
+    """Refuses paths that could leave their folder, hide in uc-stage's own, stand twice, or be a file and a folder.
 
     Raises:
         VerificationFailed: naming `where` and the path.
     """
     seen: set[str] = set()
+    folders: set[str] = set()
     for path in paths:
         parts = path.split("/") if isinstance(path, str) else []
         hostile = not parts or "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in parts)
         if hostile or parts[0] == FOLDER:
-            raise _broken(where, f"names the unsafe path `{path!s}`")
+            raise _broken(where, f"names the unsafe path `{path!s}`", hint)
         if path in seen:
-            raise _broken(where, f"names `{path}` twice")
+            raise _broken(where, f"names `{path}` twice", hint)
         seen.add(path)
+        folders.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
+    if both := seen & folders:
+        raise _broken(where, f"names `{min(both)}` both as a file and as a folder", hint)
+
+
+def _parsed(data: bytes, where: str, form: str, hint: str) -> dict[str, Any]:
+    """The JSON object of a stored record, once its format is the one that this version reads."""
+    try:
+        raw = json.loads(data)
+    except ValueError as error:
+        raise _broken(where, f"is not JSON ({error})", hint) from None
+    stored = raw.get("format") if isinstance(raw, dict) else None
+    family = form.rpartition("/")[0]
+    if not isinstance(raw, dict) or not isinstance(stored, str) or not stored.startswith(f"{family}/"):
+        raise _broken(where, f"is not a `{family}` record", hint)
+    if stored != form:
+        raise Unsupported(
+            f"`{where}` has the format `{stored}`; this version reads `{form}`",
+            hint="upgrade uc-stage: pip install --upgrade uc-stage",
+        )
+    return raw
 
 
 def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _without_none(file: ExportFile) -> dict[str, Any]:
+def _without_none(file: ExportFile | CopyFile) -> dict[str, Any]:
     return {key: value for key, value in dataclasses.asdict(file).items() if value is not None}
 
 
@@ -193,5 +268,5 @@ def _optional_tuple(value: list[str] | None) -> tuple[str, ...] | None:
     return None if value is None else tuple(value)
 
 
-def _broken(where: str, why: str) -> VerificationFailed:
-    return VerificationFailed(f"`{where}` {why}", hint="export the table again; the manifest was changed or damaged")
+def _broken(where: str, why: str, hint: str = _EXPORT_AGAIN) -> VerificationFailed:
+    return VerificationFailed(f"`{where}` {why}", hint=hint)

@@ -5,6 +5,7 @@ Sizes are bytes, times are seconds, row counts are rows; nothing here is formatt
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from dataclasses import dataclass, field
 from typing import Literal
@@ -19,6 +20,21 @@ Compression = Literal["zstd", "snappy", "none"]
 
 _PINNED = re.compile(r"(?P<text>.+)@v(?P<version>\d+)", re.DOTALL)
 _NAME = re.compile(r"(?:`[^`]+`|[^\s`./\\:~]+)(?:\.(?:`[^`]+`|[^\s`./\\:~]+)){0,2}")
+
+
+def read_timestamp(text: str) -> dt.datetime:
+    """Reads an ISO 8601 time; one without a zone is UTC.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    try:
+        moment = dt.datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
+    except ValueError:
+        raise InvalidRequest(
+            f"`--timestamp {text}` is not a time", hint="write it as `2026-01-31` or `2026-01-31T12:00:00Z`"
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +53,8 @@ class TableRef:
         """Reads `text`, taking a trailing `@v12` as the version.
 
         Raises:
-            InvalidRequest: the text is empty, or more than one of `@vN`, `version` and `timestamp` is given.
+            InvalidRequest: the text is empty, `timestamp` is none, or more than one of `@vN`, `version` and
+                `timestamp` is given.
         """
         if pinned := _PINNED.fullmatch(text):
             if version is not None:
@@ -47,6 +64,8 @@ class TableRef:
             raise InvalidRequest("a version and `--timestamp` both pin the table", hint="give one of the two")
         if version is not None and version < 0:
             raise InvalidRequest(f"`--version {version}` is negative", hint="versions of a Delta table count from 0")
+        if timestamp is not None:
+            read_timestamp(timestamp)
         if not text.strip():
             raise InvalidRequest("TABLE is empty", hint="name a table as `catalog.schema.table`, a path or a URL")
         return cls(text, version, timestamp)
@@ -116,12 +135,16 @@ class Snapshot:
         schema: the columns that will be written, in order; all of them nullable, whatever the table says.
         rows: the rows that the request holds, where the log alone tells it exactly.
         bytes: the size of the version's data files, for planning; None where unknown.
+        table_rows: the rows of the whole version, for planning; None where unknown.
+        files: the number of the version's data files; None where unknown.
     """
 
     source: Source
     schema: tuple[Field, ...]
     rows: int | None
     bytes: int | None
+    table_rows: int | None = None
+    files: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +229,7 @@ class CopyFile:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """What `cache` will do. `bytes_to_copy` counts what the final path and a partial copy do not hold yet."""
+    """What `cache` will do, and why; `bytes_to_copy` counts what the path and a partial copy do not hold yet."""
 
     request: CacheRequest
     source: str
@@ -218,11 +241,12 @@ class CachePlan:
     bytes: int
     bytes_to_copy: int
     bytes_free: int
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What `cache` did, or with `check` what it found: `path` is where a training script reads."""
+    """What `cache` did, or with `check` what it found: `path` is where a training script reads, `reason` why so."""
 
     status: Literal["done", "unchanged", "checked"]
     state: CopyState
@@ -235,6 +259,7 @@ class CacheReport:
     bytes_copied: int
     bytes_reused: int
     seconds: float
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,34 +299,40 @@ class InspectReport:
     """What a target is and holds. What a kind of target has no word for is None.
 
     Attributes:
+        source: the table of an export, the source of a copy.
+        created_at: when the table's version was committed, the export published, or the copy made.
+        files, bytes: those on disk now that belong to the target; a table's are None where the log does not tell.
+        splits: the rows of each split.
+        row_group_rows, row_group_bytes: over all row groups of the Parquet files; bytes are uncompressed.
         freshness: `fresh` or `stale` against the table (an export) or the source (a copy); `unknown` where that
             cannot be reached from here; None for what has no origin.
-        verified: whether every file's bytes match the recorded hash; None unless `verify` was asked.
-        row_group_rows, row_group_bytes: over all row groups of the Parquet files; bytes are uncompressed.
+        verified: whether every file's bytes match what was recorded; None unless `verify` was asked.
+        verified_detail: how many files were checked in which way.
     """
 
     target: str
     kind: TargetKind
-    source: str | None
-    table_id: str | None
-    version: int | None
-    created_at: str | None
-    id: str | None
-    generation: str | None
-    engine: str | None
-    rows: int | None
-    files: int
-    bytes: int
-    splits: dict[str, int]
-    schema: tuple[Field, ...]
-    row_groups: int | None
-    row_group_rows: Spread | None
-    row_group_bytes: Spread | None
-    file_bytes: Spread | None
-    compression: str | None
-    freshness: Literal["fresh", "stale", "unknown"] | None
-    freshness_detail: str | None
-    verified: bool | None
+    source: str | None = None
+    table_id: str | None = None
+    version: int | None = None
+    created_at: str | None = None
+    id: str | None = None
+    generation: str | None = None
+    engine: str | None = None
+    rows: int | None = None
+    files: int | None = None
+    bytes: int | None = None
+    splits: dict[str, int] = field(default_factory=dict)
+    schema: tuple[Field, ...] = ()
+    row_groups: int | None = None
+    row_group_rows: Spread | None = None
+    row_group_bytes: Spread | None = None
+    file_bytes: Spread | None = None
+    compression: str | None = None
+    freshness: Literal["fresh", "stale", "unknown"] | None = None
+    freshness_detail: str | None = None
+    verified: bool | None = None
+    verified_detail: str | None = None
     problems: tuple[Problem, ...] = ()
 
 

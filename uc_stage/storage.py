@@ -6,19 +6,30 @@ Every failure leaves as a `StageError` that names the path.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import errno
 import os
-from contextlib import contextmanager
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
 
-from uc_stage.errors import NotFound, StageError, Unavailable, VerificationFailed, from_os_error
+from uc_stage.errors import NotFound, StageError, Unavailable, Unsupported, VerificationFailed, from_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
     from typing_extensions import Self
+
+    # What a thread of a listing is to do next: a method and its arguments.
+    _Task = tuple[Any, ...]
+
+
+# A stat or a listing on a volume is a round trip; so many are in flight at once.
+_LISTERS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,13 @@ class Entry:
     mtime_ns: int | None
 
 
+class _Below(NamedTuple):
+    """A folder in a folder: its relative path with a final `/`, and the real paths from the root to it."""
+
+    prefix: str
+    above: tuple[str, ...]
+
+
 class Folder(Protocol):
     """A folder of files. Relative paths have `/`; a folder that does not exist holds no files."""
 
@@ -38,8 +56,13 @@ class Folder(Protocol):
     def exists(self) -> bool:
         """Whether the folder is there."""
 
-    def entries(self) -> Iterator[Entry]:
-        """All files below the folder, hidden ones too, in no order. Raises NotFound where there is no folder."""
+    def entries(self, *, hidden: bool = True) -> Iterator[Entry]:
+        """All files below the folder, in no order; without `hidden` none whose path has a name that begins with a dot.
+
+        Raises:
+            NotFound: no folder there, or a link to nothing in it. VerificationFailed: a link out of the folder, or to
+            a folder above itself. Unsupported: a pipe, a socket or a device.
+        """
 
     def stat(self, path: str) -> Entry | None:
         """One file, or None where there is none."""
@@ -49,6 +72,9 @@ class Folder(Protocol):
 
     def open(self, path: str) -> BinaryIO:
         """Opens a file for reading at any offset."""
+
+    def ranges(self, path: str) -> Ranges:
+        """Opens a file for reading ranges of it, as `open` does, with no buffer and no read-ahead of its own."""
 
     def read(self, path: str) -> bytes:
         """All bytes of a small file."""
@@ -67,6 +93,22 @@ class Folder(Protocol):
 
     def prune(self, path: str) -> None:
         """Removes a folder below this one with the folders in it, as far as they are empty."""
+
+
+class Ranges(Protocol):
+    """A file that is open for reading ranges of it."""
+
+    told: Entry | None
+    """Size and time, where opening the file told them."""
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fills the buffer from the offset on, and gives the bytes read: fewer than its length at the file's end."""
+
+    def forget(self) -> None:
+        """Makes the next read ask the storage, whatever the kernel remembers of the file."""
+
+    def close(self) -> None:
+        """Lets go of the file."""
 
 
 def open_folder(url: str) -> Folder:
@@ -92,27 +134,72 @@ class LocalFolder:
         """Whether the folder is there."""
         return os.path.isdir(self.url)
 
-    def entries(self) -> Iterator[Entry]:
-        """All files below the folder, hidden ones too, in no order."""
-        pending = [""]
-        while pending:
-            prefix = pending.pop()
-            with _translated(self.locate(prefix)), os.scandir(self.locate(prefix)) as found:
-                for item in found:
-                    if item.is_dir():
-                        pending.append(f"{prefix}{item.name}/")
-                    else:
-                        stat = item.stat()
-                        yield Entry(prefix + item.name, stat.st_size, stat.st_mtime_ns)
+    def entries(self, *, hidden: bool = True) -> Iterator[Entry]:
+        """All files below the folder, in no order; links are followed inside the folder."""
+        with translated(self.url):
+            root = os.path.realpath(self.url)
+        results: SimpleQueue[Future[tuple[list[Entry], list[_Task]]]] = SimpleQueue()
+        with ThreadPoolExecutor(_LISTERS, "uc-stage-list") as pool:
+            tasks: list[_Task] = [(self._scan, _Below("", (root,)), hidden)]
+            under_way = 0
+            try:
+                while tasks or under_way:
+                    for act, *given in tasks:
+                        pool.submit(act, *given).add_done_callback(results.put)
+                    under_way += len(tasks) - 1
+                    entries, tasks = results.get().result()
+                    yield from entries
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _scan(self, folder: _Below, hidden: bool) -> tuple[list[Entry], list[_Task]]:
+        """Names what is in one folder, and gives the looks to take at that."""
+        with translated(self.locate(folder.prefix)):
+            try:
+                with os.scandir(self.locate(folder.prefix)) as found:
+                    items = [item for item in found if hidden or not item.name.startswith(".")]
+            except FileNotFoundError:
+                if folder.prefix:
+                    return [], []
+                raise
+        size = -(-len(items) // _LISTERS) or 1
+        return [], [(self._look, folder, items[at : at + size], hidden) for at in range(0, len(items), size)]
+
+    def _look(self, folder: _Below, items: list[os.DirEntry[str]], hidden: bool) -> tuple[list[Entry], list[_Task]]:
+        """Tells files from folders, which on a volume costs a round trip each; what went away meanwhile is neither."""
+        entries: list[Entry] = []
+        scans: list[_Task] = []
+        for item in items:
+            with translated(item.path):
+                if item.is_symlink():
+                    real = os.path.realpath(item.path, strict=True)
+                    _refuse_way_out(item.path, real, folder.above[0])
+                else:
+                    real = os.path.join(folder.above[-1], item.name)
+                if item.is_file():
+                    with contextlib.suppress(FileNotFoundError):
+                        found = item.stat()
+                        entries.append(Entry(folder.prefix + item.name, found.st_size, found.st_mtime_ns))
+                elif item.is_dir():
+                    if real in folder.above:
+                        raise VerificationFailed(
+                            f"`{item.path}` links to a folder that it lies in", hint="remove that link: it has no end"
+                        )
+                    scans.append((self._scan, _Below(f"{folder.prefix}{item.name}/", (*folder.above, real)), hidden))
+                elif os.path.lexists(item.path):
+                    raise Unsupported(
+                        f"`{item.path}` is neither a file nor a folder", hint="move that pipe, socket or device away"
+                    )
+        return entries, scans
 
     def stat(self, path: str) -> Entry | None:
         """One file, or None where there is none."""
-        with _translated(self.locate(path)):
+        with translated(self.locate(path)):
             try:
-                stat = os.stat(self.locate(path))
+                found = os.stat(self.locate(path))
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        return Entry(path, stat.st_size, stat.st_mtime_ns)
+        return Entry(path, found.st_size, found.st_mtime_ns)
 
     def locate(self, path: str) -> str:
         """The file's absolute path."""
@@ -120,22 +207,34 @@ class LocalFolder:
 
     def open(self, path: str) -> BinaryIO:
         """Opens a file for reading, refusing a link that leads out of the folder."""
+        with translated(self.locate(path)):
+            return open(self._descriptor(path), "rb")
+
+    def ranges(self, path: str) -> Ranges:
+        """Opens a file for reading ranges of it, refusing a link that leads out of the folder."""
+        with translated(self.locate(path)):
+            return _LocalRanges(path, self.locate(path), self._descriptor(path))
+
+    def _descriptor(self, path: str) -> int:
         whole = self.locate(path)
-        with _translated(whole):
-            root, real = os.path.realpath(self.url), os.path.realpath(whole)
-            if os.path.commonpath([root, real]) != root:
-                raise VerificationFailed(f"`{whole}` is a link out of the folder", hint="put the file in its place")
-            return open(whole, "rb")
+        root = os.path.realpath(self.url)
+        _refuse_way_out(whole, os.path.realpath(whole), root)
+        # Without O_NONBLOCK a pipe of that name would wait for its writer.
+        descriptor = os.open(whole, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise Unsupported(f"`{whole}` is not a file", hint="move it away")
 
     def read(self, path: str) -> bytes:
         """All bytes of a small file."""
-        with _translated(self.locate(path)), self.open(path) as file:
+        with translated(self.locate(path)), self.open(path) as file:
             return file.read()
 
     def create(self, path: str) -> BinaryIO:
         """Opens a new file for one sequential write, making its parents."""
         whole = self.locate(path)
-        with _translated(whole):
+        with translated(whole):
             os.makedirs(os.path.dirname(whole), exist_ok=True)
             return cast("BinaryIO", _Durable(whole))
 
@@ -143,7 +242,7 @@ class LocalFolder:
         """Puts a small file there by a rename, whole or not at all."""
         whole = self.locate(path)
         temporary = f"{whole}.{os.getpid()}.tmp"
-        with _translated(whole):
+        with translated(whole):
             os.makedirs(os.path.dirname(whole), exist_ok=True)
             try:
                 with _Durable(temporary) as file:
@@ -156,12 +255,12 @@ class LocalFolder:
 
     def rename(self, path: str, to: str) -> None:
         """Gives one file another name."""
-        with _translated(self.locate(path)):
+        with translated(self.locate(path)):
             os.rename(self.locate(path), self.locate(to))
 
     def remove(self, path: str) -> None:
         """Removes a file; one that is gone already is no error."""
-        with _translated(self.locate(path)):
+        with translated(self.locate(path)):
             try:
                 os.unlink(self.locate(path))
             except FileNotFoundError:
@@ -204,6 +303,29 @@ class _Durable:
             self._file.close()
 
 
+class _LocalRanges:
+    """A descriptor for ranges; reads may come from any thread."""
+
+    def __init__(self, path: str, whole: str, descriptor: int) -> None:
+        self._whole, self._descriptor = whole, descriptor
+        found = os.fstat(descriptor)
+        self.told: Entry | None = Entry(path, found.st_size, found.st_mtime_ns)
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        done = 0
+        with translated(self._whole):
+            while done < len(buffer) and (got := os.preadv(self._descriptor, [buffer[done:]], offset + done)):
+                done += got
+        return done
+
+    def forget(self) -> None:
+        with translated(self._whole):
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
 class RemoteFolder:
     """A folder behind a URL that fsspec understands: `s3://`, `abfss://`, `gs://`, `https://`, `memory://`."""
 
@@ -211,7 +333,7 @@ class RemoteFolder:
         import fsspec
 
         self.url = url.rstrip("/")
-        with _translated(url):
+        with translated(url):
             try:
                 self.fs, root = fsspec.url_to_fs(self.url)
             except (ImportError, ValueError) as error:
@@ -220,21 +342,26 @@ class RemoteFolder:
 
     def exists(self) -> bool:
         """Whether anything is there."""
-        with _translated(self.url):
+        with translated(self.url):
             return bool(self.fs.exists(self.root))
 
-    def entries(self) -> Iterator[Entry]:
-        """All files below the folder, hidden ones too, in no order."""
-        with _translated(self.url):
+    def entries(self, *, hidden: bool = True) -> Iterator[Entry]:
+        """All files below the folder, in no order."""
+        with translated(self.url):
+            self.fs.invalidate_cache()
             found: dict[str, dict[str, Any]] = self.fs.find(self.root, detail=True)
         if not found and not self.exists():
             raise NotFound(f"`{self.url}` is not there", hint="check the URL for a typing error")
         for whole, info in found.items():
-            yield Entry(whole.removeprefix(self.root).lstrip("/"), int(info["size"] or 0), _mtime_ns(info))
+            path = whole.removeprefix(self.root).removeprefix("/")
+            if hidden or not any(part.startswith(".") for part in path.split("/")):
+                yield Entry(path, int(info["size"] or 0), _mtime_ns(info))
 
     def stat(self, path: str) -> Entry | None:
         """One file, or None where there is none."""
-        with _translated(self.locate(path)):
+        with translated(self.locate(path)):
+            # fsspec remembers listings, and file systems for the life of a process.
+            self.fs.invalidate_cache(f"{self.root}/{path}")
             try:
                 info = self.fs.info(f"{self.root}/{path}")
             except FileNotFoundError:
@@ -247,32 +374,36 @@ class RemoteFolder:
 
     def open(self, path: str) -> BinaryIO:
         """Opens a file for reading at any offset."""
-        with _translated(self.locate(path)):
+        with translated(self.locate(path)):
             return cast("BinaryIO", self.fs.open(f"{self.root}/{path}", "rb"))
+
+    def ranges(self, path: str) -> Ranges:
+        """Gives ranges of a file, each by a request of its own."""
+        return _RemoteRanges(self, path)
 
     def read(self, path: str) -> bytes:
         """All bytes of a small file."""
-        with _translated(self.locate(path)):
+        with translated(self.locate(path)):
             return cast("bytes", self.fs.cat_file(f"{self.root}/{path}"))
 
     def create(self, path: str) -> BinaryIO:
         """Opens a new file for one sequential write."""
-        with _translated(self.locate(path)):
+        with translated(self.locate(path)):
             return cast("BinaryIO", self.fs.open(f"{self.root}/{path}", "wb"))
 
     def put(self, path: str, data: bytes) -> None:
         """Puts a small file there: an object store replaces an object whole."""
-        with _translated(self.locate(path)):
+        with translated(self.locate(path)):
             self.fs.pipe_file(f"{self.root}/{path}", data)
 
     def rename(self, path: str, to: str) -> None:
         """Gives one file another name: a copy inside the store, then a removal."""
-        with _translated(self.locate(path)):
+        with translated(self.locate(path)):
             self.fs.mv(f"{self.root}/{path}", f"{self.root}/{to}")
 
     def remove(self, path: str) -> None:
         """Removes a file; one that is gone already is no error."""
-        with _translated(self.locate(path)):
+        with translated(self.locate(path)):
             try:
                 self.fs.rm_file(f"{self.root}/{path}")
             except FileNotFoundError:
@@ -280,6 +411,31 @@ class RemoteFolder:
 
     def prune(self, path: str) -> None:
         """Does nothing: an object store has no empty folders."""
+
+
+class _RemoteRanges:
+    """Ranges of an object; there is nothing to open."""
+
+    def __init__(self, folder: RemoteFolder, path: str) -> None:
+        self._folder, self._path = folder, path
+        self.told: Entry | None = None
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        if not buffer:
+            # A store refuses a range of no bytes.
+            return 0
+        whole, end = f"{self._folder.root}/{self._path}", offset + len(buffer)
+        with translated(self._folder.locate(self._path)):
+            # By name: s3fs puts another parameter before `start`.
+            data = self._folder.fs.cat_file(whole, start=offset, end=end)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def forget(self) -> None:
+        """Does nothing: no kernel stands between."""
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 def sync(descriptor: int) -> None:
@@ -300,6 +456,11 @@ def sync_folder(path: str) -> None:
         os.close(descriptor)
 
 
+def _refuse_way_out(path: str, real: str, root: str) -> None:
+    if os.path.commonpath([root, real]) != root:
+        raise VerificationFailed(f"`{path}` is a link out of the folder", hint="put what it links to in its place")
+
+
 def _mtime_ns(info: dict[str, Any]) -> int | None:
     """The modification time in what an fsspec file system tells of a file; each has a key and a type of its own."""
     keys = ("mtime", "LastModified", "last_modified", "updated", "created")
@@ -309,8 +470,8 @@ def _mtime_ns(info: dict[str, Any]) -> int | None:
     return int(value * 1_000_000_000) if isinstance(value, (int, float)) else None
 
 
-@contextmanager
-def _translated(where: str) -> Iterator[None]:
+@contextlib.contextmanager
+def translated(where: str) -> Iterator[None]:
     """Turns what an operating system or a storage library raises into a `StageError` that names `where`."""
     try:
         yield

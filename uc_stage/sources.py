@@ -1,0 +1,123 @@
+"""What `cache` copies: an export by its manifest, or a plain folder by its listing.
+
+What is left out of a plain folder's listing: names that begin with a dot (`.uc_stage`, Hadoop's `.name.crc`), Spark's
+marker files, and the files of an export that was not published. Links are followed inside the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from uc_stage.errors import InvalidRequest, NotFound, Unsupported, VerificationFailed
+from uc_stage.manifest import FOLDER, check_paths
+from uc_stage.model import CopyFile
+from uc_stage.publish import read_manifest
+from uc_stage.storage import LocalFolder, open_folder
+
+if TYPE_CHECKING:
+    from uc_stage.manifest import Manifest
+    from uc_stage.storage import Entry, Folder
+
+_MARKER = re.compile(r"_SUCCESS|_(?:committed|started)_\d+")
+_GENERATION = re.compile(r"-(v\d+-[0-9a-f]{6})\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class CopySource:
+    """One generation of a source.
+
+    Attributes:
+        url: the absolute path or URL of the folder.
+        generation: the export's, or a digest of a plain folder's paths, sizes and modification times.
+        manifest: the export's; None for a plain folder.
+        files: in the order of their paths. Those of an export have the manifest's sizes and hashes, and an
+            `mtime_ns` only where it came with a listing.
+    """
+
+    url: str
+    generation: str
+    manifest: Manifest | None
+    files: tuple[CopyFile, ...]
+
+
+def open_source(url: str) -> CopySource:
+    """Reads what a source holds now; no data file is read.
+
+    Raises:
+        NotFound: no such folder, or none with files. InvalidRequest: a single file.
+        Unsupported: a Delta table's folder, a pipe or a device, a file's name that a copy cannot have.
+        VerificationFailed: a damaged manifest or an unsafe path in it, a link out of the folder or in a circle.
+        AccessDenied, Unavailable: as the storage says.
+    """
+    folder = open_folder(url)
+    if isinstance(folder, LocalFolder) and os.path.isfile(folder.url):
+        raise InvalidRequest(f"`{folder.url}` is a file", hint=f"give its folder, `{os.path.dirname(folder.url)}`")
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        return _export(folder, manifest)
+    if open_folder(folder.locate("_delta_log")).exists():
+        raise _delta(folder.url)
+    if not folder.exists():
+        raise NotFound(f"`{folder.url}` is not there", hint="check the path, and that the volume is mounted here")
+    return _plain(folder)
+
+
+def _export(folder: Folder, manifest: Manifest) -> CopySource:
+    # A local file tells its time when it is opened, which a copy does anyway; a store tells many in one listing.
+    listed = {} if isinstance(folder, LocalFolder) else {entry.path: entry for entry in folder.entries()}
+    files = []
+    for file in sorted(manifest.files, key=lambda file: file.path):
+        entry = listed.get(file.path)
+        files.append(CopyFile(file.path, file.bytes, entry.mtime_ns if entry else None, file.xxh3_128))
+    return CopySource(folder.url, manifest.generation, manifest, tuple(files))
+
+
+def _plain(folder: Folder) -> CopySource:
+    entries = [entry for entry in folder.entries(hidden=False) if not entry.path.endswith("/")]
+    if [entry.path for entry in entries] == [""]:
+        raise InvalidRequest(f"`{folder.url}` is a file", hint=f"give its folder, `{folder.url.rpartition('/')[0]}`")
+    for entry in entries:
+        above, found, _ = f"/{entry.path}".partition("/_delta_log/")
+        if found:
+            raise _delta(folder.locate(above.lstrip("/")))
+    unpublished = _unpublished(folder)
+    kept = sorted((entry for entry in entries if not _left_out(entry, unpublished)), key=lambda entry: entry.path)
+    if not kept:
+        why = "only an export that was not published" if unpublished else "no files to copy"
+        raise NotFound(f"`{folder.url}` holds {why}", hint="check the path, or run `uc-stage export` to its end")
+    try:
+        check_paths([entry.path for entry in kept], folder.url)
+    except VerificationFailed as error:
+        raise Unsupported(error.message, hint="rename that file") from None
+    files = tuple(CopyFile(entry.path, entry.bytes, entry.mtime_ns) for entry in kept)
+    return CopySource(folder.url, _digest(files), None, files)
+
+
+def _unpublished(folder: Folder) -> set[str]:
+    """The generations that an export without a manifest has claims for: it was killed, or is being written."""
+    claims = open_folder(folder.locate(f"{FOLDER}/claims"))
+    return {entry.path.removesuffix(".json") for entry in claims.entries()} if claims.exists() else set()
+
+
+def _left_out(entry: Entry, unpublished: set[str]) -> bool:
+    generation = _GENERATION.search(entry.path)
+    if generation and generation[1] in unpublished:
+        return True
+    return _MARKER.fullmatch(entry.path.rpartition("/")[2]) is not None
+
+
+def _digest(files: tuple[CopyFile, ...]) -> str:
+    listing = [[file.path, file.bytes, file.mtime_ns] for file in files]
+    return hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:16]
+
+
+def _delta(url: str) -> Unsupported:
+    return Unsupported(
+        f"`{url}` is a Delta table, whose files hold deleted rows too",
+        hint=f"export it first: uc-stage export {url} DEST",
+    )
