@@ -1,0 +1,172 @@
+"""`bench`: measures how fast datasets are read, reader by reader, each in a process of its own.
+
+A process for each measurement, because each then has the memory, the threads and the environment of a fresh training
+job, because `datasets` takes the place of its cache from the environment at import, because a library that aborts
+(pyarrow does, on some damaged files) or workers that hang end with that process, and because whatever a library
+prints stays in it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from uc_stage.benchmark.process import measure
+from uc_stage.benchmark.readers import Job
+from uc_stage.errors import InvalidRequest, NotFound, StageError, Unavailable
+from uc_stage.model import BenchReport, Measurement, Requirement
+from uc_stage.parquet import read_footers
+from uc_stage.progress import SILENT
+from uc_stage.sizes import parse_rate
+from uc_stage.targets import look
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from uc_stage.model import BenchRequest
+    from uc_stage.progress import Progress
+    from uc_stage.sizes import Rate
+
+# Each reader, with the package that it needs beyond uc-stage's own and the extra that brings it.
+READERS: dict[str, tuple[str, str] | None] = {
+    "raw": None,
+    "arrow": None,
+    "hf": ("datasets", "hf"),
+    "torch": ("torch", "torch"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """One parsed `--require`: `reader` is None where the fastest one counts."""
+
+    text: str
+    reader: str | None
+    rate: Rate
+
+
+@dataclass(frozen=True, slots=True)
+class _Dataset:
+    """One target with its Parquet files, as paths or URLs with their bytes and rows, and the bytes of all."""
+
+    target: str
+    files: tuple[tuple[str, int, int], ...]
+    bytes: int
+
+
+def run(request: BenchRequest, progress: Progress = SILENT) -> BenchReport:
+    """Measures each reader over each target, one after the other, from a page cache that is as cold as can be.
+
+    A reader that fails on the data, or hangs, has a measurement with a note, and the others go on. Requirements are
+    judged on the last target: one without a reader by the fastest reader but `raw`, which is a ceiling and not what
+    training gets; `raw` counts where it is the only one, and where the requirement names it.
+
+    Raises:
+        InvalidRequest: an unknown reader, a requirement that no reader of the request can answer, a Delta table.
+        NotFound: nothing there, no Parquet file, no rows. VerificationFailed, Unsupported: a footer that is not whole.
+        Unavailable: a reader that was named, here or in a requirement, needs a package that is not installed.
+    """
+    _check(request)
+    wanted = [_parse(text) for text in request.require]
+    readers, skipped = _choose(request, wanted)
+    datasets = [_open(target, progress) for target in request.targets]
+    measurements = [
+        measure(
+            Job(reader, dataset.target, dataset.files, request.batch_size, request.workers, request.seconds),
+            dataset.bytes,
+            progress,
+        )
+        for dataset in datasets
+        for reader in readers
+    ]
+    last = measurements[-len(readers) :]
+    return BenchReport(tuple(measurements), skipped, tuple(_judge(each, last) for each in wanted))
+
+
+def _check(request: BenchRequest) -> None:
+    if not request.targets:
+        raise InvalidRequest("there is no TARGET", hint="name an export, a copy, a folder of Parquet or a file")
+    for flag, value, least in (("--batch-size", request.batch_size, 1), ("--workers", request.workers, 0)):
+        if value < least:
+            raise InvalidRequest(f"`{flag} {value}` is below {least}", hint=f"give {least} or more")
+    if request.seconds <= 0:
+        raise InvalidRequest(f"`--seconds {request.seconds:g}` is no time to read", hint="give more than 0")
+
+
+def _parse(text: str) -> _Wanted:
+    reader, colon, rate = text.rpartition(":")
+    if colon:
+        _known(reader, f"--require {text}")
+    parsed = parse_rate(rate, "--require")
+    if reader == "raw" and parsed.unit == "rows/s":
+        raise InvalidRequest(f"`--require {text}`: the reader `raw` counts no rows", hint="require `raw:500MB/s`")
+    return _Wanted(text, reader or None, parsed)
+
+
+def _known(reader: str, flag: str) -> None:
+    if reader not in READERS:
+        near = difflib.get_close_matches(reader, READERS, n=1)
+        known = ", ".join(f"`{name}`" for name in READERS)
+        hint = f"did you mean `{near[0]}`?" if near else f"there are {known}"
+        raise InvalidRequest(f"`{flag}` names the unknown reader `{reader}`", hint=hint)
+
+
+def _choose(request: BenchRequest, wanted: Sequence[_Wanted]) -> tuple[list[str], dict[str, str]]:
+    """The readers to measure, and why others are left out."""
+    for reader in request.readers or ():
+        _known(reader, f"--readers {reader}")
+    asked = list(dict.fromkeys(request.readers)) if request.readers else list(READERS)
+    named = {*(request.readers or ()), *(each.reader for each in wanted if each.reader)}
+    skipped = {}
+    for reader in asked:
+        package = READERS[reader]
+        if package and not _installed(package[0]):
+            hint = f"pip install 'uc-stage[{package[1]}]'"
+            if reader in named:
+                raise Unavailable(f"the reader `{reader}` needs `{package[0]}`, which is not installed", hint=hint)
+            skipped[reader] = f"`{package[0]}` is not installed: {hint}"
+    readers = [reader for reader in asked if reader not in skipped]
+    for each in wanted:
+        if each.reader and each.reader not in readers:
+            raise InvalidRequest(
+                f"`--require {each.text}` names a reader that is not measured", hint="add it to `--readers`"
+            )
+        if each.rate.unit == "rows/s" and readers == ["raw"]:
+            raise InvalidRequest(
+                f"`--require {each.text}`: the reader `raw` counts no rows", hint="add `arrow` to `--readers`"
+            )
+    return readers, skipped
+
+
+def _installed(package: str) -> bool:
+    # A folder that happens to have the name is found too, as a namespace without an origin.
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def _open(text: str, progress: Progress) -> _Dataset:
+    target = look(text)
+    files = target.data_files()
+    found = []
+    for path, footer in read_footers(target.folder, files, progress).items():
+        if isinstance(footer, StageError):
+            raise footer
+        found.append((target.folder.locate(path), files[path], footer.rows))
+    if not any(rows for _, _, rows in found):
+        raise NotFound(f"`{text}` holds no rows: there is nothing to measure", hint=f"uc-stage inspect {text}")
+    return _Dataset(text, tuple(found), sum(files.values()))
+
+
+def _judge(wanted: _Wanted, measured: Sequence[Measurement]) -> Requirement:
+    def value(measurement: Measurement) -> float:
+        if wanted.rate.unit == "bytes/s":
+            return measurement.bytes_per_second
+        return measurement.rows_per_second or 0.0
+
+    candidates = [each for each in measured if wanted.reader in (None, each.reader)]
+    if wanted.reader is None and len(candidates) > 1:
+        candidates = [each for each in candidates if each.reader != "raw"]
+    best = max(candidates, key=value)
+    return Requirement(wanted.text, value(best) >= wanted.rate.value, value(best), wanted.rate.unit, best.reader)

@@ -1,0 +1,198 @@
+"""`inspect`: tells what a target is, what it holds, and whether it is whole and fresh. Reads only."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from uc_stage.errors import InvalidRequest, NotFound
+from uc_stage.inspection import freshness, wholeness
+from uc_stage.inspection.verify import Check, verify
+from uc_stage.model import ExportRequest, InspectReport, Spread, TableRef
+from uc_stage.parquet import Footer, has_magic, is_parquet_name, read_footer, read_footers
+from uc_stage.progress import SILENT
+from uc_stage.targets import Target, look
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from uc_stage.engines import Engine
+    from uc_stage.errors import StageError
+    from uc_stage.inspection.freshness import Freshness
+    from uc_stage.model import InspectRequest, Problem, Snapshot
+    from uc_stage.progress import Progress
+
+# `catalog.schema.table`
+_NAME_DOTS = 2
+
+
+def run(request: InspectRequest, progress: Progress = SILENT) -> InspectReport:
+    """Looks at a target; with `verify`, reads every byte of it too.
+
+    What is wrong with a dataset is in `report.problems`; what keeps it from being looked at is raised.
+
+    Raises:
+        NotFound: nothing there, or no such version. AccessDenied, Unavailable: as the storage or the engine says.
+        InvalidRequest: a version or a timestamp for what is no table; `verify` for a table.
+        VerificationFailed, Unsupported: one file that is not whole Parquet, a damaged manifest, or a table that
+        cannot be read rightly.
+    """
+    table = TableRef.parse(request.target, request.version, request.timestamp)
+    try:
+        found = look(table.text)
+    except NotFound:
+        # With fewer than three parts it is likelier a path that does not exist: `data.parquet` has a name's form.
+        if table.is_name and (request.remote or table.text.count(".") == _NAME_DOTS):
+            return _table(table, request, progress)
+        raise
+    if found.kind == "table":
+        return _table(table, request, progress)
+    if table.version is not None or table.timestamp is not None:
+        raise InvalidRequest(
+            f"`{table.text}` is no table but {_a(found.kind)}, which has one version alone",
+            hint="leave out `@vN`, `--version` and `--timestamp`",
+        )
+    return _files(found, request, progress)
+
+
+def _table(table: TableRef, request: InspectRequest, progress: Progress) -> InspectReport:
+    if request.verify:
+        raise InvalidRequest(
+            f"`{table}` is a Delta table, which records no hashes to verify",
+            hint=f"verify an export of it: uc-stage export {table} DEST, then uc-stage inspect DEST --verify",
+        )
+    engine = _engine(request.remote if table.is_name else None)
+    try:
+        snapshot = engine.resolve(ExportRequest(table, dest=""))
+        version = engine.version
+        if snapshot.rows is None:
+            progress.phase("count", unit="rows")
+        rows = engine.count(snapshot)
+    finally:
+        engine.close()
+    source = snapshot.source
+    return InspectReport(
+        target=request.target,
+        kind="table",
+        source=source.table,
+        table_id=source.table_id,
+        version=source.version,
+        created_at=source.timestamp,
+        engine=f"{engine.name} ({version})",
+        rows=rows,
+        files=snapshot.files,
+        bytes=snapshot.bytes,
+        schema=snapshot.schema,
+    )
+
+
+def _engine(remote: str | None) -> Engine:
+    if remote:
+        from uc_stage.engines.spark import SparkEngine
+
+        return SparkEngine(remote)
+    from uc_stage.engines.local import LocalEngine
+
+    return LocalEngine()
+
+
+def _files(found: Target, request: InspectRequest, progress: Progress) -> InspectReport:
+    manifest, record = found.manifest, found.record
+    recorded = record.files if record else manifest.files if manifest else None
+    known = [file.path for file in recorded] if recorded is not None else list(found.entries)
+    problems: list[Problem] = []
+    if recorded is not None:
+        problems += wholeness.sizes(recorded, found.entries)
+    elif found.kind == "folder":
+        problems += wholeness.loose(found.entries)
+        problems += wholeness.tables(found.tables)
+    if found.kind != "file":
+        problems += wholeness.unrecorded(found)
+    spoilt = {problem.path for problem in problems}
+    below_tables = tuple(f"{path}/" for path in found.tables)
+    data = [path for path in known if not wholeness.is_marker(path) and not path.startswith(below_tables)]
+    whole = [path for path in data if path not in spoilt]
+    footers = _footers(found, whole, progress)
+    good = [footer for footer in footers.values() if isinstance(footer, Footer)]
+    problems += wholeness.footers(footers, manifest, found)
+    problems += wholeness.against_schema(good, manifest.schema) if manifest else wholeness.schemas(good)
+
+    verified, detail = None, None
+    if request.verify:
+        unreadable = {path for path, footer in footers.items() if not isinstance(footer, Footer)}
+        hashes = {file.path: file.xxh3_128 for file in recorded or ()}
+        sizes = {file.path: file.bytes for file in recorded or found.entries.values()}
+        checks = [
+            Check(path, sizes[path], hashes.get(path), parquet=path in footers)
+            for path in whole
+            if path not in unreadable or hashes.get(path)
+        ]
+        changed, detail = verify(found.folder, checks, progress)
+        problems += changed
+        verified = not any(problem.code in wholeness.BROKEN for problem in problems)
+
+    rows = sum(footer.rows for footer in good) if good else None
+    groups = [group for footer in good for group in footer.row_groups]
+    fresh = _freshness(found, request)
+    listed = [found.entries[path].bytes for path in data if path in found.entries]
+    return InspectReport(
+        target=request.target,
+        kind=found.kind,
+        source=record.source if record else manifest.source.table if manifest else None,
+        table_id=manifest.source.table_id if manifest else None,
+        version=manifest.source.version if manifest else None,
+        created_at=record.created_at if record else manifest.created_at if manifest else None,
+        id=manifest.id if manifest else None,
+        generation=record.generation if record else manifest.generation if manifest else None,
+        engine=f"{manifest.engine} ({manifest.engine_version})" if manifest else None,
+        rows=manifest.rows if manifest else rows,
+        files=len(listed),
+        bytes=sum(listed),
+        splits={name: sum(file.rows for file in files) for name, files in manifest.splits.items()} if manifest else {},
+        schema=manifest.schema if manifest else wholeness.main_schema(good),
+        row_groups=len(groups) if footers else None,
+        row_group_rows=_spread(group.rows for group in groups),
+        row_group_bytes=_spread(group.bytes for group in groups),
+        file_bytes=_spread(listed),
+        compression=", ".join(sorted({codec for footer in good for codec in footer.compression})) or None,
+        freshness=fresh.state if fresh else None,
+        freshness_detail=fresh.detail if fresh else None,
+        verified=verified,
+        verified_detail=detail,
+        problems=tuple(problems),
+    )
+
+
+def _footers(found: Target, paths: list[str], progress: Progress) -> dict[str, Footer | StageError]:
+    if found.kind == "file":
+        (path,) = found.entries
+        # The one file that was asked for is the answer: an error about it is no remark.
+        parquet = is_parquet_name(path) or has_magic(found.folder, path)
+        return {path: read_footer(found.folder, path)} if parquet else {}
+    return read_footers(found.folder, [path for path in paths if is_parquet_name(path)], progress)
+
+
+def _freshness(found: Target, request: InspectRequest) -> Freshness | None:
+    if found.record:
+        return freshness.of_copy(found.record)
+    if not found.manifest:
+        return None
+
+    def resolve(text: str) -> Snapshot:
+        table = TableRef(text)
+        engine = _engine(request.remote if table.is_name else None)
+        try:
+            return engine.resolve(ExportRequest(table, dest=""))
+        finally:
+            engine.close()
+
+    return freshness.of_export(found.manifest, resolve)
+
+
+def _spread(values: Iterable[int]) -> Spread | None:
+    values = list(values)
+    return Spread(min(values), int(statistics.median(values)), max(values)) if values else None
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind == 'export' else 'a'} {kind}"

@@ -1,0 +1,67 @@
+"""Sizes and rates as a person writes them: `512MB`, `64MiB`, `500MB/s`, `200krows/s`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from uc_stage.errors import InvalidRequest
+
+_BYTES = {
+    "": 1,
+    "B": 1,
+    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", start=1)},
+    **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", start=1)},
+}
+_ROWS = {"ROWS": 1, **{f"{letter}ROWS": 1000**power for power, letter in enumerate("KMG", start=1)}}
+_NUMBER = re.compile(r"(?P<number>\d{1,30}(?:\.\d{1,30})?)\s*(?P<unit>[A-Za-z]*)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A throughput: `value` a second, in bytes or in rows."""
+
+    value: float
+    unit: Literal["bytes/s", "rows/s"]
+
+
+def parse_size(text: str, flag: str) -> int:
+    """Reads a size in bytes: `1048576`, `512MB` (powers of 1000), `64MiB` (powers of 1024), in any case of letters.
+
+    A fraction of a byte is dropped. `flag` names in an error where the text came from: `--file-size`.
+
+    Raises:
+        InvalidRequest: not a size; a bare `M` is none, since half the tools read it as MB and half as MiB.
+    """
+    number = _read(text, _BYTES)
+    if number is None:
+        raise InvalidRequest(
+            f"`{flag} {text}` is not a size", hint="write bytes as a plain number, or with a unit: `512MB`, `64MiB`"
+        )
+    return int(number)
+
+
+def parse_rate(text: str, flag: str) -> Rate:
+    """Reads a throughput: `500MB/s`, `1.5GiB/s`, `200krows/s`, `900 rows/s`, in any case of letters.
+
+    Raises:
+        InvalidRequest: not a throughput, or one of nothing; `flag` names in the error where the text came from.
+    """
+    amount, slash, per = text.strip().rpartition("/")
+    if slash and per.strip().lower() == "s":
+        for unit, scale in (("rows/s", _ROWS), ("bytes/s", _BYTES)):
+            # A rate without a unit could be either.
+            number = None if amount[-1:].isdigit() else _read(amount, scale)
+            if number:
+                return Rate(float(number), "rows/s" if unit == "rows/s" else "bytes/s")
+    raise InvalidRequest(
+        f"`{flag} {text}` is not a throughput", hint="write bytes or rows a second: `500MB/s`, `200krows/s`"
+    )
+
+
+def _read(text: str, scale: dict[str, int]) -> Fraction | None:
+    matched = _NUMBER.fullmatch(text.strip())
+    factor = scale.get(matched["unit"].upper()) if matched else None
+    return Fraction(matched["number"]) * factor if matched and factor else None

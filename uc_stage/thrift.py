@@ -1,0 +1,113 @@
+"""A walk through the Thrift compact bytes of a Parquet footer, for what pyarrow tells at the price of the process.
+
+pyarrow 26 ends the process (`std::terminate`) when `ColumnChunkMetaData.compression` meets a codec that it does not
+know, which one flipped bit in a footer is enough for. The encoding is Thrift's compact protocol:
+https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
+"""
+
+from __future__ import annotations
+
+_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
+# A list of so many elements or more has its length in a number of its own.
+_LONG = 15
+_DEEPEST = 64
+
+# Field numbers of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData in Parquet's parquet.thrift.
+_ROW_GROUPS, _COLUMNS, _META_DATA, _CODEC = 4, 1, 3, 4
+
+
+def codecs(footer: bytes) -> set[int]:
+    """The codec numbers of the first row group's columns; none for a file without a row group.
+
+    Raises:
+        ValueError: the bytes are no footer.
+    """
+    found: set[int] = set()
+    try:
+        walk = _Walk(footer)
+        if walk.enter(_ROW_GROUPS) and walk.elements() and walk.enter(_COLUMNS):
+            for _ in range(walk.elements()):
+                if walk.enter(_META_DATA):
+                    if walk.enter(_CODEC):
+                        found.add(walk.integer())
+                        walk.leave()
+                    walk.leave()
+    except IndexError:
+        raise ValueError("the footer ends too early") from None
+    return found
+
+
+class _Walk:
+    """A position in compact bytes. `enter` goes into the current struct's field, `leave` past that struct's end."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def enter(self, wanted: int) -> bool:
+        """Moves to the value of a field of the struct that begins here; past the struct where it has none."""
+        field = 0
+        while head := self._byte():
+            # The number is the difference to the last one, or stands by itself where that does not fit.
+            field = field + (head >> 4) if head >> 4 else self.integer()
+            if field == wanted:
+                return True
+            self._skip(head & 15)
+        return False
+
+    def leave(self) -> None:
+        """Moves past the end of the struct that the last value read is in."""
+        self._skip(_STRUCT)
+
+    def elements(self) -> int:
+        """Reads the header of a list and gives its length."""
+        length = self._byte() >> 4
+        return length if length < _LONG else self._varint()
+
+    def integer(self) -> int:
+        """Reads a signed integer (zigzag)."""
+        value = self._varint()
+        return (value >> 1) ^ -(value & 1)
+
+    def _byte(self) -> int:
+        byte = self._data[self._at]
+        self._at += 1
+        return byte
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            if not byte & 128:
+                return value
+            shift += 7
+
+    def _skip(self, kind: int, depth: int = 0) -> None:
+        if depth > _DEEPEST:
+            raise ValueError("the footer is nested too deeply")
+        if kind in (_TRUE, _FALSE):
+            return
+        if kind == _BYTE:
+            self._at += 1
+        elif kind == _DOUBLE:
+            self._at += 8
+        elif kind == _BINARY:
+            length = self._varint()
+            self._at += length
+        elif kind in (_LIST, _SET):
+            inner = self._data[self._at] & 15
+            for _ in range(self.elements()):
+                # In a list a boolean takes a byte.
+                self._skip(_BYTE if inner in (_TRUE, _FALSE) else inner, depth + 1)
+        elif kind == _STRUCT:
+            while head := self._byte():
+                if not head >> 4:
+                    self._varint()
+                self._skip(head & 15, depth + 1)
+        elif kind == _MAP:
+            raise ValueError("no footer has a map")
+        else:
+            self._varint()
+        if self._at > len(self._data):  # or a list that claims a billion elements would be walked to its end
+            raise IndexError
