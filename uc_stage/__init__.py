@@ -1,3 +1,199 @@
-"""uc-stage: a Delta table to Parquet in a volume, to a verified local copy, to a measured throughput."""
+"""uc-stage: a Delta table to Parquet in a volume, to a verified local copy, to a measured throughput.
+
+The four steps as functions, for a training script or a function that a launcher ships to each rank:
+
+    path = uc_stage.cache("/Volumes/main/sales/train/orders")   # one copy a node, however many ranks ask
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+__all__ = ["bench", "cache", "export", "inspect"]
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from uc_stage.model import BenchReport, Compression, EngineName, ExportReport, InspectReport
+    from uc_stage.progress import Progress
+
+
+def export(
+    table: str,
+    dest: str,
+    *,
+    version: int | None = None,
+    timestamp: str | None = None,
+    engine: EngineName = "auto",
+    remote: str | None = None,
+    columns: Sequence[str] | None = None,
+    where: str | None = None,
+    limit: int | None = None,
+    files: int | None = None,
+    file_bytes: int | None = None,
+    row_group_bytes: int = 64 * 1024**2,
+    compression: Compression = "zstd",
+    keep: int = 0,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Writes one version of a Delta table as Parquet files with a manifest, as `uc-stage export` does.
+
+    Args:
+        table: a path or URL of a Delta table, or `catalog.schema.table`; `@vN` pins a version.
+        dest: the folder of the export: a volume, a path or a URL.
+        version: the version; the newest one where neither this nor `timestamp` is given.
+        timestamp: ISO 8601; the newest version at that time.
+        engine: `local`, `spark`, or `auto` to let the table and the session decide.
+        remote: a Spark Connect server; without it, `SPARK_REMOTE` in the environment.
+        columns: these columns only, in this order.
+        where: a Spark SQL condition.
+        limit: at most this many rows.
+        files: the number of files; excludes `file_bytes`, the size of one in bytes.
+        file_bytes: see `files`.
+        row_group_bytes: the uncompressed size of a row group, in bytes.
+        compression: of the pages.
+        keep: how many earlier generations keep their files.
+        force: write again what is there already.
+        progress: who is told of progress; nobody by default.
+
+    Raises:
+        StageError: of `uc_stage.errors`, with the exit code that the command would have.
+    """
+    import os
+
+    from uc_stage import exporting
+    from uc_stage.model import ExportRequest, TableRef
+    from uc_stage.progress import SILENT
+
+    request = ExportRequest(
+        table=TableRef.parse(table, version, timestamp),
+        dest=dest,
+        engine=engine,
+        remote=remote or os.environ.get("SPARK_REMOTE") or None,
+        columns=None if columns is None else tuple(columns),
+        where=where,
+        limit=limit,
+        files=files,
+        file_bytes=file_bytes,
+        row_group_bytes=row_group_bytes,
+        compression=compression,
+        keep=keep,
+        force=force,
+    )
+    return exporting.run(request, progress or SILENT)
+
+
+def cache(
+    source: str,
+    dest: str | None = None,
+    *,
+    cache_dir: str | None = None,
+    jobs: int | None = None,
+    reserve: int = 0,
+    timeout: float | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> str:
+    """Copies an export or a folder to this node's disk, verified, and gives the path, as `uc-stage cache` does.
+
+    Call it on every rank: one process of the node copies, the others wait for it and get the same path.
+
+    Args:
+        source: an export or any folder: a volume, a path or a URL.
+        dest: the path of the copy; without it, one below the cache folder.
+        cache_dir: the cache folder; without it, `UC_STAGE_CACHE_DIR` in the environment, else `/tmp/uc-stage`.
+        jobs: reads at once.
+        reserve: bytes to leave free on the disk.
+        timeout: the longest wait for another process's copy, in seconds.
+        force: copy again what is there already.
+        progress: who is told of progress; nobody by default.
+
+    Raises:
+        StageError: of `uc_stage.errors`, with the exit code that the command would have.
+    """
+    import os
+
+    from uc_stage import caching
+    from uc_stage.model import DEFAULT_CACHE_DIR, CacheRequest
+    from uc_stage.progress import SILENT
+
+    request = CacheRequest(
+        source=source,
+        dest=dest,
+        cache_dir=cache_dir or os.environ.get("UC_STAGE_CACHE_DIR") or DEFAULT_CACHE_DIR,
+        jobs=jobs,
+        reserve=reserve,
+        timeout=timeout,
+        force=force,
+    )
+    return caching.run(request, progress or SILENT).path
+
+
+def inspect(
+    target: str,
+    *,
+    verify: bool = False,
+    version: int | None = None,
+    timestamp: str | None = None,
+    remote: str | None = None,
+    progress: Progress | None = None,
+) -> InspectReport:
+    """Tells what a table, an export, a copy, a folder or a file is and holds, as `uc-stage inspect` does.
+
+    Args:
+        target: what to look at.
+        verify: read every file and compare it with its recorded hash; the outcome is `report.verified`.
+        version: of a table.
+        timestamp: ISO 8601; of a table, the newest version at that time.
+        remote: a Spark Connect server for a table that has a catalog's name.
+        progress: who is told of progress; nobody by default.
+
+    Raises:
+        StageError: of `uc_stage.errors`, with the exit code that the command would have.
+    """
+    from uc_stage import inspection
+    from uc_stage.model import InspectRequest
+    from uc_stage.progress import SILENT
+
+    request = InspectRequest(target=target, verify=verify, version=version, timestamp=timestamp, remote=remote)
+    return inspection.run(request, progress or SILENT)
+
+
+def bench(
+    *targets: str,
+    readers: Sequence[str] | None = None,
+    batch_size: int = 256,
+    workers: int = 0,
+    seconds: float = 5.0,
+    require: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> BenchReport:
+    """Measures how fast datasets can be read, as `uc-stage bench` does.
+
+    Args:
+        targets: exports, copies, folders or files; several are compared.
+        readers: of `raw`, `arrow`, `hf` and `torch`; without it, those whose library is installed.
+        batch_size: rows of a batch.
+        workers: of the torch `DataLoader`.
+        seconds: the longest time of one reader over one target.
+        require: throughputs that the last target must reach, such as `500MB/s`; the outcome is `report.met`.
+        progress: who is told of progress; nobody by default.
+
+    Raises:
+        StageError: of `uc_stage.errors`, with the exit code that the command would have.
+    """
+    from uc_stage import benchmark
+    from uc_stage.model import BenchRequest
+    from uc_stage.progress import SILENT
+
+    request = BenchRequest(
+        targets=targets,
+        readers=None if readers is None else tuple(readers),
+        batch_size=batch_size,
+        workers=workers,
+        seconds=seconds,
+        require=tuple(require),
+    )
+    return benchmark.run(request, progress or SILENT)

@@ -1,0 +1,322 @@
+"""The command tree: options and arguments, and for each command the one function that it calls."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from uc_stage.cli import codes, output
+from uc_stage.cli.options import Debug, DryRun, Force, Json, Quiet, Remote, Timestamp, Version, names, positive_size
+from uc_stage.cli.progress import shown
+from uc_stage.model import (
+    DEFAULT_CACHE_DIR,
+    BenchRequest,
+    CacheRequest,
+    Compression,
+    EngineName,
+    ExportRequest,
+    InspectRequest,
+    TableRef,
+)
+from uc_stage.sizes import parse_size
+
+app = typer.Typer(
+    # Plain help is twice as fast as Rich's, and can be quoted in the README.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    # Typer's own completion imports pydantic at each TAB: static scripts are shipped instead.
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=False, epilog="Each command's help ends with its exit codes.")
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=output.version)
+    ] = False,
+) -> None:
+    """Takes a Delta table to Parquet in a volume, to a verified local copy, to a measured throughput."""
+
+
+@app.command(
+    short_help="Write a Delta table's version as Parquet files",
+    epilog=codes.epilog(
+        "uc-stage export main.sales.orders /Volumes/main/sales/train/orders", 10, 11, 12, 13, 14, 15, 16
+    ),
+)
+def export(
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE", help="Path or URL of a Delta table, or catalog.schema.table; @vN pins a version."
+        ),
+    ],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder of the export: a volume, a path or a URL.")],
+    version: Version = None,
+    timestamp: Timestamp = None,
+    engine: Annotated[
+        EngineName, typer.Option("--engine", envvar="UC_STAGE_ENGINE", help="What reads the table.")
+    ] = "auto",
+    remote: Remote = None,
+    columns: Annotated[
+        str | None,
+        typer.Option("--columns", envvar="UC_STAGE_COLUMNS", metavar="A,B", help="These columns only, in this order."),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where", envvar="UC_STAGE_WHERE", metavar="SQL", help="Rows for which this Spark SQL condition holds."
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", envvar="UC_STAGE_LIMIT", metavar="N", min=0, help="At most this many rows.")
+    ] = None,
+    files: Annotated[
+        int | None, typer.Option("--files", envvar="UC_STAGE_FILES", metavar="N", min=1, help="Number of files.")
+    ] = None,
+    file_size: Annotated[
+        str | None,
+        typer.Option(
+            "--file-size",
+            envvar="UC_STAGE_FILE_SIZE",
+            metavar="SIZE",
+            help="Size of a file, where --files is not given.",
+        ),
+    ] = None,
+    row_group_size: Annotated[
+        str,
+        typer.Option(
+            "--row-group-size",
+            envvar="UC_STAGE_ROW_GROUP_SIZE",
+            metavar="SIZE",
+            help="Uncompressed size of a row group.",
+        ),
+    ] = "64MiB",
+    compression: Annotated[
+        Compression, typer.Option("--compression", envvar="UC_STAGE_COMPRESSION", help="Compression of the pages.")
+    ] = "zstd",
+    keep: Annotated[
+        int,
+        typer.Option(
+            "--keep",
+            envvar="UC_STAGE_KEEP",
+            metavar="N",
+            min=0,
+            help="Keep the files of N earlier generations for jobs that still read them; a glob sees them too.",
+        ),
+    ] = 0,
+    force: Force = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    """Writes one version of a Delta table as Parquet files with a manifest.
+
+    Prints DEST. An export that already holds that version with the same options, whole, is left as it is.
+    """
+    from uc_stage import exporting
+
+    request = ExportRequest(
+        table=TableRef.parse(table, version, timestamp),
+        dest=dest,
+        engine=engine,
+        remote=remote,
+        columns=names(columns, "--columns"),
+        where=where,
+        limit=limit,
+        files=files,
+        file_bytes=None if file_size is None else positive_size(file_size, "--file-size"),
+        row_group_bytes=positive_size(row_group_size, "--row-group-size"),
+        compression=compression,
+        keep=keep,
+        force=force,
+    )
+    with shown(quiet=quiet) as progress, exporting.prepare(request, progress) as prepared:
+        if dry_run:
+            return output.show("export", prepared.plan, json=json)
+        report = prepared.execute(progress)
+    return output.show("export", report, json=json, quiet=quiet)
+
+
+@app.command(
+    short_help="Copy an export or a folder to this node's disk",
+    epilog=codes.epilog("DATA=$(uc-stage cache /Volumes/main/sales/train/orders)", 10, 11, 12, 13, 14, 15, 16, 17),
+)
+def cache(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="An export or any folder: a volume, a path or a URL.")
+    ],
+    dest: Annotated[
+        str | None, typer.Argument(metavar="DEST", help="Path of the copy; without it, one below the cache folder.")
+    ] = None,
+    cache_dir: Annotated[
+        str, typer.Option("--cache-dir", envvar="UC_STAGE_CACHE_DIR", metavar="DIR", help="Cache folder of this node.")
+    ] = DEFAULT_CACHE_DIR,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", envvar="UC_STAGE_JOBS", metavar="N", min=1, help="Reads at once.")
+    ] = None,
+    reserve: Annotated[
+        str, typer.Option("--reserve", envvar="UC_STAGE_RESERVE", metavar="SIZE", help="Space to leave free.")
+    ] = "0",
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            envvar="UC_STAGE_TIMEOUT",
+            metavar="SECONDS",
+            min=0,
+            help="Longest wait for another process's copy.",
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", envvar="UC_STAGE_CHECK", help="Print fresh, stale, partial or absent; copy and read nothing."
+        ),
+    ] = False,
+    force: Force = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    """Copies an export or a folder to this node's disk, verified, once for all its processes.
+
+    Prints the path of the copy, which is there whole or not at all. A copy that is there already is left as it is.
+    """
+    from uc_stage import caching
+
+    request = CacheRequest(
+        source=source,
+        dest=dest,
+        cache_dir=cache_dir,
+        jobs=jobs,
+        reserve=parse_size(reserve, "--reserve"),
+        timeout=timeout,
+        check=check,
+        force=force,
+    )
+    if dry_run:
+        return output.show("cache", caching.plan(request), json=json)
+    with shown(quiet=quiet) as progress:
+        report = caching.run(request, progress)
+    return output.show("cache", report, json=json, quiet=quiet)
+
+
+@app.command(
+    short_help="Show what a dataset is, and whether it is whole",
+    epilog=codes.epilog("uc-stage inspect /Volumes/main/sales/train/orders --verify", 10, 12, 13, 15, 16),
+)
+def inspect(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A table, an export, a copy, a folder or a file.")],
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", envvar="UC_STAGE_VERIFY", help="Read every file and compare it with its recorded hash."
+        ),
+    ] = False,
+    version: Version = None,
+    timestamp: Timestamp = None,
+    remote: Remote = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    """Shows what a table, an export, a copy, a folder or a file is and holds, and whether it is whole and fresh."""
+    from uc_stage import inspection
+
+    request = InspectRequest(target=target, verify=verify, version=version, timestamp=timestamp, remote=remote)
+    with shown(quiet=quiet) as progress:
+        report = inspection.run(request, progress)
+    return output.show("inspect", report, json=json, quiet=quiet)
+
+
+@app.command(
+    short_help="Measure how fast a dataset can be read",
+    epilog=codes.epilog(
+        'uc-stage bench /Volumes/main/sales/train/orders "$DATA" --require 500MB/s', 10, 12, 13, 15, 16, 20
+    ),
+)
+def bench(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="TARGET...", help="Exports, copies, folders or files; several are compared.")
+    ],
+    readers: Annotated[
+        str | None,
+        typer.Option(
+            "--readers",
+            envvar="UC_STAGE_READERS",
+            metavar="A,B",
+            help="Of raw, arrow, hf and torch; without it, those installed.",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", envvar="UC_STAGE_BATCH_SIZE", metavar="N", min=1, help="Rows of a batch.")
+    ] = 256,
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers", envvar="UC_STAGE_WORKERS", metavar="N", min=0, help="Workers of the torch DataLoader."
+        ),
+    ] = 0,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds",
+            envvar="UC_STAGE_SECONDS",
+            metavar="S",
+            min=0.1,
+            help="Longest time of one reader over one target.",
+        ),
+    ] = 5.0,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--require",
+            envvar="UC_STAGE_REQUIRE",
+            metavar="RATE",
+            help="Exit 20 unless the last target reaches it: 500MB/s, 200krows/s, torch:200krows/s.",
+        ),
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    """Measures how fast a dataset can be read, by the readers that a training job uses."""
+    from uc_stage import benchmark
+
+    request = BenchRequest(
+        targets=tuple(targets),
+        readers=names(readers, "--readers"),
+        batch_size=batch_size,
+        workers=workers,
+        seconds=seconds,
+        require=tuple(require or ()),
+    )
+    with shown(quiet=quiet) as progress:
+        report = benchmark.run(request, progress)
+    return output.show("bench", report, json=json, quiet=quiet)
+
+
+@app.command(
+    short_help="Run the four steps on a table made for it",
+    epilog=codes.epilog("uc-stage demo --size 200MB", 14, 15),
+)
+def demo(
+    size: Annotated[
+        str,
+        typer.Option("--size", envvar="UC_STAGE_SIZE", metavar="SIZE", help="About how many bytes the table holds."),
+    ] = "20MB",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    """Makes a Delta table in a temporary folder, takes the four steps on it, and cleans up.
+
+    Each command is shown as you would type it, followed by what it prints.
+    """
+    from uc_stage.cli import demo as demonstration
+
+    return demonstration.run(parse_size(size, "--size"), quiet=quiet)

@@ -1,0 +1,79 @@
+"""The options that several commands share, each with its environment variable."""
+
+from __future__ import annotations
+
+import csv
+from typing import Annotated
+
+import typer
+
+from uc_stage.errors import InvalidRequest
+from uc_stage.sizes import parse_size
+
+Json = Annotated[bool, typer.Option("--json", envvar="UC_STAGE_JSON", help="Print one JSON object on stdout.")]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", envvar="UC_STAGE_QUIET", help="Print nothing but the answer and errors."),
+]
+Debug = Annotated[bool, typer.Option("--debug", envvar="UC_STAGE_DEBUG", help="Show tracebacks.")]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", "-n", envvar="UC_STAGE_DRY_RUN", help="Print what would be done, and do nothing."),
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", envvar="UC_STAGE_FORCE", help="Do it again where it is done already."),
+]
+Remote = Annotated[
+    str | None,
+    typer.Option(
+        "--remote",
+        envvar=["UC_STAGE_REMOTE", "SPARK_REMOTE"],
+        metavar="URL",
+        help="Spark Connect server, such as sc://host:15002.",
+    ),
+]
+Version = Annotated[
+    int | None,
+    typer.Option(
+        "--version", envvar="UC_STAGE_VERSION", metavar="N", min=0, help="Version of the table; also TABLE@vN."
+    ),
+]
+Timestamp = Annotated[
+    str | None,
+    typer.Option(
+        "--timestamp",
+        envvar="UC_STAGE_TIMESTAMP",
+        metavar="T",
+        help="The table's newest version at that time, in ISO 8601.",
+    ),
+]
+
+
+def names(text: str | None, flag: str) -> tuple[str, ...] | None:
+    """Reads a list separated by commas; a name with a comma in it stands in double quotes.
+
+    Raises:
+        InvalidRequest: a name is empty or stands twice.
+    """
+    if text is None:
+        return None
+    found = tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), []))
+    if not found or "" in found:
+        raise InvalidRequest(f"`{flag} {text}` holds an empty name", hint=f"separate names by commas: {flag} id,label")
+    if len(set(found)) != len(found):
+        twice = next(name for name in found if found.count(name) > 1)
+        raise InvalidRequest(f"`{flag}` names `{twice}` twice", hint="name each one once")
+    return found
+
+
+def positive_size(text: str, flag: str) -> int:
+    """Reads a size of one byte or more.
+
+    Raises:
+        InvalidRequest: it is none, or nothing.
+    """
+    size = parse_size(text, flag)
+    if size < 1:
+        raise InvalidRequest(f"`{flag} {text}` is less than a byte", hint=f"such as {flag} 64MiB")
+    return size

@@ -1,0 +1,314 @@
+"""Renders a report: the answer on stdout, words about it on stderr, or one JSON object; and picks the exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as jsonlib
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from uc_stage import __version__
+from uc_stage.cli.text import amount, duration, size
+from uc_stage.errors import StageError, VerificationFailed
+from uc_stage.model import (
+    BenchReport,
+    CachePlan,
+    CacheReport,
+    ExportPlan,
+    ExportReport,
+    InspectReport,
+    Measurement,
+    Requirement,
+    Spread,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCHEMA_VERSION = 1
+Report = ExportPlan | ExportReport | CachePlan | CacheReport | InspectReport | BenchReport
+
+NOT_FRESH = 17
+BELOW_REQUIREMENT = 20
+
+
+def version(value: bool) -> None:
+    """Prints the version and ends, for the eager option `--version`."""
+    if value:
+        print(f"uc-stage {__version__}")
+        raise typer.Exit
+
+
+def show(command: str, report: Report, *, json: bool, quiet: bool = False) -> int:
+    """Renders a report and gives the exit code that it means."""
+    status, problem = _verdict(report)
+    if json:
+        _print_json(command, status, dataclasses.asdict(report), [] if problem is None else [problem])
+    else:
+        _render(report, quiet=quiet)
+    if problem is not None and not (json or isinstance(report, CacheReport)):
+        _print_error(str(problem["message"]), problem["hint"])
+    return 0 if problem is None else int(problem["exit_code"])
+
+
+def fail(command: str | None, error: StageError, *, json: bool) -> int:
+    """Says what went wrong, as JSON too where that was asked, and gives the exit code."""
+    if json:
+        _print_json(command, "error", None, [describe(error)])
+    _print_error(error.message, error.hint)
+    return error.exit_code
+
+
+def stopped(command: str | None, number: int, *, json: bool) -> int:
+    """Says that a signal ended the run, after its clean-up, and gives the exit code."""
+    name = signal.Signals(number).name
+    code = 128 + number
+    if json:
+        problem = {"code": "signal", "message": f"ended by {name}", "hint": None, "exit_code": code}
+        _print_json(command, "error", None, [problem])
+    print(f"error: ended by {name}", file=sys.stderr)
+    return code
+
+
+def bug(command: str | None, error: Exception, *, json: bool) -> int:
+    """Says that uc-stage met an error that it does not know, and gives the exit code 1."""
+    unknown = StageError(
+        f"uc-stage failed on an error of its own: {type(error).__name__}: {error}",
+        hint="run it again with `--debug` and report what it shows",
+    )
+    return fail(command, unknown, json=json)
+
+
+def describe(error: StageError) -> dict[str, Any]:
+    """An error as the JSON's `errors` hold it."""
+    return {"code": error.code, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+
+
+def _print_error(message: str, hint: str | None) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+
+
+def _print_json(command: str | None, status: str, data: Any, errors: list[dict[str, Any]]) -> None:
+    envelope = {
+        "schema_version": SCHEMA_VERSION,
+        "command": command,
+        "status": status,
+        "data": data,
+        "errors": errors,
+    }
+    # ASCII escapes keep a path that is not UTF-8 (a lone surrogate) valid JSON.
+    print(jsonlib.dumps(envelope, sort_keys=True, indent=2))
+
+
+def _verdict(report: Report) -> tuple[str, dict[str, Any] | None]:
+    """The status of a report, and the error that it amounts to although the command itself went well."""
+    match report:
+        case ExportPlan() | CachePlan():
+            return "planned", None
+        case CacheReport(status="checked", state=state) if state != "fresh":
+            return "failed", {
+                "code": state,
+                "message": f"the copy of `{report.source}` is {state}",
+                "hint": f"uc-stage cache {report.source}",
+                "exit_code": NOT_FRESH,
+            }
+        case InspectReport(verified=False):
+            broken = [problem for problem in report.problems if problem.path]
+            message = f"`{report.target}` does not hold what was recorded" + (
+                f": {broken[0].path}: {broken[0].message}" if broken else ""
+            )
+            return "failed", describe(VerificationFailed(message, hint="export or cache it again"))
+        case BenchReport(requirements=requirements) if not report.met:
+            missed = next(requirement for requirement in requirements if not requirement.met)
+            return "failed", {
+                "code": "below_requirement",
+                "message": f"`--require {missed.text}` is not met: {_measured(missed)}",
+                "hint": "cache the dataset on local disk, or see which reader is the limit in the table above",
+                "exit_code": BELOW_REQUIREMENT,
+            }
+        case ExportReport(status=status) | CacheReport(status=status):
+            return status, None
+    return "done", None
+
+
+def _render(report: Report, *, quiet: bool) -> None:
+    match report:
+        case ExportPlan():
+            _pairs(_export_plan(report))
+        case CachePlan():
+            _pairs(_cache_plan(report))
+        case ExportReport():
+            print(report.dest)
+            _say(_export_words(report), quiet=quiet)
+        case CacheReport(status="checked"):
+            print(report.state)
+            _say(f"{report.path}: {report.reason}" if report.reason else report.path, quiet=quiet)
+        case CacheReport():
+            print(report.path)
+            _say(_cache_words(report), quiet=quiet)
+        case InspectReport():
+            _inspect(report)
+        case BenchReport():
+            _bench(report)
+
+
+def _say(message: str, *, quiet: bool) -> None:
+    if not quiet:
+        print(message, file=sys.stderr)
+
+
+def _export_words(report: ExportReport) -> str:
+    what = f"{amount(report.rows, 'rows')} in {amount(report.files, 'files')} ({size(report.bytes)})"
+    if report.status == "unchanged":
+        return f"unchanged: {report.dest} holds {report.table} version {report.version}: {what}"
+    return (
+        f"exported {report.table} version {report.version}: {what} in {duration(report.seconds)}"
+        f" by the {report.engine} engine ({report.engine_reason})"
+    )
+
+
+def _cache_words(report: CacheReport) -> str:
+    what = f"{amount(report.files, 'files')} ({size(report.bytes)})"
+    if report.status == "unchanged":
+        return f"unchanged: the copy of {report.source} is whole: {what}"
+    words = f"copied {report.source}: {what} in {duration(report.seconds)}"
+    if report.seconds:
+        words += f", {size(report.bytes_copied / report.seconds)}/s"
+    if report.bytes_reused:
+        words += f"; {size(report.bytes_reused)} were there already, and verified"
+    return words
+
+
+def _export_plan(plan: ExportPlan) -> list[tuple[str, str]]:
+    source = plan.snapshot.source
+    return [
+        ("action", plan.action),
+        ("table", f"{source.table} version {source.version}"),
+        ("dest", plan.request.dest),
+        ("engine", f"{plan.engine} ({plan.engine_reason})"),
+        ("rows", f"{plan.rows:,}"),
+        ("files", f"{plan.files:,}"),
+        ("row group", size(plan.layout.row_group_bytes)),
+        ("compression", plan.layout.compression),
+        ("columns", ", ".join(field.name for field in plan.snapshot.schema)),
+        ("where", source.where or "-"),
+    ]
+
+
+def _cache_plan(plan: CachePlan) -> list[tuple[str, str]]:
+    return [
+        ("copy", plan.path),
+        ("state", plan.state + (f": {plan.reason}" if plan.reason else "")),
+        ("source", plan.source),
+        ("files", f"{len(plan.files):,}"),
+        ("size", size(plan.bytes)),
+        ("to copy", size(plan.bytes_to_copy)),
+        ("free there", size(plan.bytes_free)),
+    ]
+
+
+def _pairs(rows: Sequence[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}".rstrip())
+
+
+def _inspect(report: InspectReport) -> None:
+    rows: list[tuple[str, str]] = [(report.kind, report.target)]
+    if report.source:
+        pinned = "" if report.version is None else f" version {report.version}"
+        rows.append(("source", report.source + pinned))
+    elif report.version is not None:
+        rows.append(("version", str(report.version)))
+    plain = [
+        ("table id", report.table_id),
+        ("generation", report.generation),
+        ("id", report.id),
+        ("created", report.created_at),
+        ("engine", report.engine),
+    ]
+    rows += [(name, value) for name, value in plain if value]
+    if report.rows is not None:
+        splits = ", ".join(f"{name} {count:,}" for name, count in report.splits.items())
+        rows.append(("rows", f"{report.rows:,}" + (f" ({splits})" if len(report.splits) > 1 else "")))
+    if report.files is not None and report.bytes is not None:
+        rows.append(("files", f"{report.files:,}, {size(report.bytes)}{_spread(report.file_bytes, size)}"))
+    if report.row_groups is not None:
+        rows.append(("row groups", f"{report.row_groups:,}"))
+        rows.append(("  rows", _spread(report.row_group_rows, "{:,}".format).strip(" ,:") or "-"))
+        rows.append(("  uncompressed", _spread(report.row_group_bytes, size).strip(" ,:") or "-"))
+    if report.compression:
+        rows.append(("compression", report.compression))
+    if report.freshness:
+        detail = f": {report.freshness_detail}" if report.freshness_detail else ""
+        rows.append(("freshness", report.freshness + detail))
+    if report.verified is not None:
+        verdict = "every byte matches" if report.verified else "no, see the problems"
+        detail = f": {report.verified_detail}" if report.verified_detail else ""
+        rows.append(("verified", verdict + detail))
+    _pairs(rows)
+    if report.schema:
+        print(f"\nschema ({amount(len(report.schema), 'columns')})")
+        width = max(len(field.name) for field in report.schema)
+        for field in report.schema:
+            print(f"  {field.name:<{width}}  {field.type}{'' if field.nullable else ' not null'}")
+    if report.problems:
+        print(f"\nproblems ({len(report.problems)})")
+        for problem in report.problems:
+            print(f"  {problem.path + ': ' if problem.path else ''}{problem.message}")
+
+
+def _spread(spread: Spread | None, form: Any) -> str:
+    if spread is None:
+        return ""
+    if spread.min == spread.max:
+        return f": {form(spread.min)} each"
+    return f": {form(spread.min)} to {form(spread.max)}, median {form(spread.median)}"
+
+
+def _measured(requirement: Requirement) -> str:
+    value = requirement.measured
+    rate = f"{size(value)}/s" if requirement.unit == "bytes/s" else f"{value:,.0f} rows/s"
+    return f"{rate} by {requirement.reader}"
+
+
+def _bench(report: BenchReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    # Rich would fold the table to 80 columns where it cannot ask a terminal for its width.
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
+    base: dict[str, Measurement] = {}
+    for target in dict.fromkeys(measurement.target for measurement in report.measurements):
+        print(target)
+        table = Table(box=None, padding=(0, 2))
+        for column in ("reader", "rows/s", "MB/s", "first batch", "read"):
+            table.add_column(column, justify="left" if column == "reader" else "right", no_wrap=True)
+        measured = [measurement for measurement in report.measurements if measurement.target == target]
+        for measurement in measured:
+            table.add_row(*_bench_row(measurement, base.setdefault(measurement.reader, measurement)))
+        console.print(table)
+        for measurement in measured:
+            if measurement.note:
+                print(f"  {measurement.reader}: {measurement.note}")
+        print()
+    for reader, reason in report.skipped.items():
+        print(f"skipped {reader}: {reason}", file=sys.stderr)
+    for requirement in report.requirements:
+        verdict = "met" if requirement.met else "not met"
+        print(f"require {requirement.text}: {verdict}, {_measured(requirement)}")
+
+
+def _bench_row(measurement: Measurement, base: Measurement) -> list[str]:
+    rows = "-" if not measurement.rows_per_second else f"{measurement.rows_per_second:,.0f}"
+    speed = f"{measurement.bytes_per_second / 1e6:,.1f}"
+    if measurement is not base and base.bytes_per_second:
+        speed += f" ({measurement.bytes_per_second / base.bytes_per_second:.1f}x)"
+    first = "-" if measurement.first_batch_seconds is None else duration(measurement.first_batch_seconds)
+    read = "whole" if measurement.complete else f"{duration(measurement.seconds)} of it"
+    return [measurement.reader, rows, speed, first, read]

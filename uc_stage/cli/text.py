@@ -1,0 +1,32 @@
+"""Numbers as a person reads them."""
+
+from __future__ import annotations
+
+_SECONDS_PER_MINUTE = 60
+_SECONDS_PER_HOUR = 3600
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units: `56.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 1000 or unit == "TB":  # noqa: PLR2004 - the step of the decimal units
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def amount(count: int, unit: str) -> str:
+    """An amount of `bytes`, `rows` or `files`: `1,234 rows`."""
+    return size(count) if unit == "bytes" else f"{count:,} {unit if count != 1 else unit.removesuffix('s')}"
+
+
+def duration(seconds: float) -> str:
+    """A time span: `0.42 s`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 10:  # noqa: PLR2004 - below it hundredths still say something
+        return f"{seconds:.2f} s"
+    whole = round(seconds)
+    if whole < _SECONDS_PER_MINUTE:
+        return f"{whole} s"
+    if whole < _SECONDS_PER_HOUR:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
