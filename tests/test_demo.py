@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,22 +11,30 @@ import typer
 from tests.fixtures.shell import uc_stage
 from uc_stage.cli import demo
 
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def commands(text: str) -> list[str]:
+    """The commands of a session, without what differs from one run to the next."""
+    lines = [line for line in text.splitlines() if line.startswith("$ uc-stage ")]
+    return [re.sub(r"-[0-9a-f]{12}\b", "-", re.sub(r"/\S*/uc-stage-demo-[^/ ]+", "/tmp/demo", line)) for line in lines]
+
 
 def test_demo_shows_four_commands_that_work_and_cleans_up(tmp_path: Path) -> None:
-    done = uc_stage("demo", "--size", "1MB", TMPDIR=str(tmp_path))
+    # What users set for their own runs must not steer it.
+    done = uc_stage("demo", "--size", "1MB", TMPDIR=str(tmp_path), UC_STAGE_JSON="1", UC_STAGE_LIMIT="0")
     assert done.code == 0, done.err
-    shown = [line.split()[2] for line in done.out.splitlines() if line.startswith("$ uc-stage ")]
-    assert shown == ["export", "cache", "inspect", "bench"]
+    shown = commands(done.out)
+    assert [line.split()[2] for line in shown] == ["export", "cache", "inspect", "bench"]
+    assert shown == commands(README)
     assert "every byte matches" in done.out
     assert "exported" in done.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_demo_is_not_steered_by_the_users_own_variables(tmp_path: Path) -> None:
-    done = uc_stage("demo", "--size", "1MB", "--quiet", TMPDIR=str(tmp_path), UC_STAGE_JSON="1", UC_STAGE_LIMIT="0")
-    assert done.code == 0, done.err
-    assert done.err == ""
-    assert "$" not in done.out
+def test_a_quiet_demo_shows_the_answers_alone(events: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    answer = demo.run_step(["export", events, str(tmp_path / "x")], quiet=True)
+    assert (answer, capfd.readouterr()) == (f"{tmp_path}/x", (f"{tmp_path}/x\n", ""))
 
 
 def test_demo_ends_with_the_exit_code_of_the_command_that_failed(tmp_path: Path) -> None:

@@ -266,9 +266,8 @@ def _inspect(report: InspectReport) -> None:
 def _spread(spread: Spread | None, form: Any) -> str:
     if spread is None:
         return ""
-    if spread.min == spread.max:
-        return f": {form(spread.min)} each"
-    return f": {form(spread.min)} to {form(spread.max)}, median {form(spread.median)}"
+    least, middle, most = form(spread.min), form(spread.median), form(spread.max)
+    return f": {least} each" if least == most else f": {least} to {most}, median {middle}"
 
 
 def _measured(requirement: Requirement) -> str:
