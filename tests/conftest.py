@@ -2,4 +2,10 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.fixtures.delta", "tests.fixtures.s3", "tests.fixtures.shell", "tests.fixtures.spark", "tests.fixtures.volume"]
+pytest_plugins = [
+    "tests.fixtures.delta",
+    "tests.fixtures.s3",
+    "tests.fixtures.shell",
+    "tests.fixtures.spark",
+    "tests.fixtures.volume",
+]

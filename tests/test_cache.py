@@ -614,13 +614,28 @@ def test_nothing_without_a_marker_is_removed(tmp_path: Path) -> None:
     assert (tmp_path / "data").exists()
 
 
-def test_a_record_that_is_damaged_is_an_error_and_not_a_copy(source: str, cache: Callable[..., CacheReport]) -> None:
-    report = cache(source)
-    with open(f"{report.path}/{COPY_PATH}", "wb") as file:
+def test_a_copy_whose_record_is_damaged_is_made_anew(source: str, cache: Callable[..., CacheReport]) -> None:
+    before = tree(cache(source).path)
+    path = cache(source).path
+    with open(f"{path}/{COPY_PATH}", "wb") as file:
+        file.write(b"{")
+
+    assert cache(source, check=True).state != "fresh"
+    assert cache(source).status == "done"
+    assert tree(path) == before
+    assert cache(source).status == "unchanged"
+
+
+def test_at_a_path_of_the_users_a_damaged_record_is_an_error(
+    source: str, cache: Callable[..., CacheReport], tmp_path: Path
+) -> None:
+    dest = str(tmp_path / "mine")
+    cache(source, dest=dest)
+    with open(f"{dest}/{COPY_PATH}", "wb") as file:
         file.write(b"{")
 
     with pytest.raises(VerificationFailed, match=r"copy\.json` is not JSON") as caught:
-        cache(source)
+        cache(source, dest=dest)
     assert "remove the copy" in str(caught.value.hint)
 
 
@@ -713,10 +728,10 @@ def make_pipe(folder: Path) -> None:
         (lambda folder: folder.mkdir(), NotFound, "holds no files to copy"),
         (lambda folder: (folder.mkdir(), (folder / "_SUCCESS").touch()), NotFound, "holds no files to copy"),
         (lambda folder: folder.write_bytes(b"1"), InvalidRequest, "is a file"),
-        (lambda folder: (folder / "_delta_log").mkdir(parents=True), Unsupported, "`.*/s` is a Delta table"),
+        (lambda folder: (folder / "_delta_log").mkdir(parents=True), InvalidRequest, "`.*/s` is a Delta table"),
         (
             lambda folder: ((folder / "t/_delta_log").mkdir(parents=True), (folder / "t/_delta_log/0.json").touch()),
-            Unsupported,
+            InvalidRequest,
             "`.*/s/t` is a Delta table",
         ),
         (make_pipe, Unsupported, "pipe` is neither a file nor"),
@@ -795,9 +810,9 @@ def test_a_record_tells_what_it_was_given() -> None:
         ({"files": [{"path": "../a", "bytes": 1}]}, VerificationFailed, "unsafe path"),
         ({"files": [{"path": "a", "bytes": 1}, {"path": "a", "bytes": 1}]}, VerificationFailed, "twice"),
         ({"files": [{"path": "a", "bytes": 1}, {"path": "a/b", "bytes": 1}]}, VerificationFailed, "as a folder"),
-        ({"files": [{"path": "a", "bytes": -1}]}, VerificationFailed, "in a wrong form"),
-        ({"files": [{"path": "a", "bytes": 1, "mtime_ns": "x"}]}, VerificationFailed, "in a wrong form"),
-        ({"files": [{"path": "a", "bytes": 1, "xxh3_128": 1}]}, VerificationFailed, "in a wrong form"),
+        ({"files": [{"path": "a", "bytes": -1}]}, VerificationFailed, "of the wrong kind"),
+        ({"files": [{"path": "a", "bytes": 1, "mtime_ns": "x"}]}, VerificationFailed, "of the wrong kind"),
+        ({"files": [{"path": "a", "bytes": 1, "xxh3_128": 1}]}, VerificationFailed, "of the wrong kind"),
         ({"files": [{"bytes": 1}]}, VerificationFailed, "wrong kind"),
     ],
 )

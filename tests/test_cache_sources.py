@@ -215,7 +215,7 @@ class TestObjectStore:
             cache(f"{bucket.url}/data/x")
         with pytest.raises(NotFound, match="nothing` is not there"):
             cache(f"{bucket.url}/nothing")
-        with pytest.raises(Unsupported, match="table` is a Delta table"):
+        with pytest.raises(InvalidRequest, match="table` is a Delta table"):
             cache(f"{bucket.url}/table")
 
     def test_a_file_that_an_exports_manifest_names_and_the_store_lacks_is_named(

@@ -232,8 +232,42 @@ def test_a_bug_is_one_line_and_a_traceback_with_debug(monkeypatch: pytest.Monkey
     first, second = capsys.readouterr().err.splitlines()
     assert "ZeroDivisionError: oh" in first
     assert "--debug" in second
-    with pytest.raises(ZeroDivisionError):
-        run(["inspect", "x", "--debug"])
+    assert run(["inspect", "x", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_debug_shows_a_traceback_and_changes_neither_code_nor_json(tmp_path: Path) -> None:
+    done = uc_stage("inspect", tmp_path / "none", "--json", "--debug")
+    assert done.code == 10
+    assert done.json["errors"][0]["code"] == "not_found"
+    assert "Traceback" in done.err
+
+
+def test_a_token_in_the_servers_url_is_never_shown(events: str, tmp_path: Path) -> None:
+    words = ["export", events, tmp_path / "x", "--remote", "sc://127.0.0.1:1/;token=SECRET"]
+    planned = uc_stage(*words, "--engine", "local", "--dry-run", "--json")
+    refused = uc_stage(*words, "--engine", "spark", "--json")
+    assert planned.json["data"]["request"]["remote"] == "sc://127.0.0.1:1/"
+    assert refused.code == 15
+    assert "SECRET" not in planned.out + planned.err + refused.out + refused.err
+
+
+def test_an_empty_source_is_not_the_current_folder() -> None:
+    done = uc_stage("cache", "")
+    assert (done.code, done.out) == (2, "")
+    assert "SOURCE is empty" in done.err
+
+
+def test_a_closed_stdout_or_stderr_does_not_spill_into_the_other(exported: str, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    line = f"{sys.executable} -m uc_stage cache {exported} --cache-dir {tmp_path}/nvme"
+    no_out = subprocess.run(["bash", "-c", f"{line} >&-"], capture_output=True, text=True, check=False, timeout=60)
+    no_err = subprocess.run(["bash", "-c", f"{line} 2>&-"], capture_output=True, text=True, check=False, timeout=60)
+    assert (no_out.returncode, no_out.stderr.count("\n")) == (0, 1)
+    assert (no_err.returncode, no_err.stdout.count("\n")) == (0, 1)
+    assert Path(no_err.stdout.strip()).is_dir()
 
 
 def test_check_tells_the_state_by_exit_code_and_on_stdout(exported: str, tmp_path: Path) -> None:
@@ -244,8 +278,9 @@ def test_check_tells_the_state_by_exit_code_and_on_stdout(exported: str, tmp_pat
     uc_stage(*words)
     fresh = uc_stage(*words, "--check")
     assert (fresh.code, fresh.out) == (0, "fresh\n")
-    stale = uc_stage(*words, "--check", "--json")
-    assert stale.json["data"]["state"] == "fresh"
+    (Path(exported) / "added.txt").touch()  # no part of the export
+    assert uc_stage(*words, "--check", "--dry-run", "--json").json["data"]["state"] == "fresh"
+    (Path(exported) / "added.txt").unlink()
 
 
 def test_inspect_verify_exits_12_on_a_flipped_byte_and_names_the_file(events: str, tmp_path: Path) -> None:
@@ -271,6 +306,19 @@ def test_bench_exits_20_below_the_required_throughput(exported: str) -> None:
     assert missed.code == 20
     assert missed.json["errors"][0]["code"] == "below_requirement"
     assert missed.json["data"]["requirements"][0]["met"] is False
+
+
+def test_bench_does_not_pass_on_data_that_nobody_can_read(events: str, tmp_path: Path) -> None:
+    uc_stage("export", events, tmp_path / "x", "--files", "1")
+    (victim,) = (tmp_path / "x").glob("*.parquet")
+    data = bytearray(victim.read_bytes())
+    data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
+    victim.write_bytes(data)
+    words = ["bench", tmp_path / "x", "--readers", "arrow", "--seconds", "0.2"]
+    assert uc_stage(*words).code == 12
+    missed = uc_stage(*words, "--require", "1B/s", "--json")
+    assert missed.code == 20
+    assert missed.json["data"]["measurements"][0]["failed"] is True
 
 
 @pytest.mark.parametrize("name", ["export", "cache", "inspect", "bench"])

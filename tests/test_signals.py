@@ -86,6 +86,40 @@ def test_a_copy_that_is_ended_is_not_there_and_the_next_run_makes_it(number: sig
     }
 
 
+def test_a_signal_while_python_still_imports_has_its_code_too() -> None:
+    codes = set()
+    for milliseconds in range(20, 400, 20):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "uc_stage", "cache", "/nothing/here"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean_environment(),
+        )
+        time.sleep(milliseconds / 1000)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+        assert "Traceback" not in err
+        codes.add(process.returncode)
+    # Before the first line of ours runs, the kernel's own default ends the process.
+    assert codes <= {-signal.SIGTERM, 143, 10}
+    assert 143 in codes
+
+
+def test_verifying_one_large_file_can_be_ended(tmp_path: Path) -> None:
+    with (tmp_path / "large.bin").open("wb") as file:
+        file.truncate(200 * 1024**3)  # a hole, which takes no space and minutes to read
+    process = subprocess.Popen(
+        [sys.executable, "-m", "uc_stage", "inspect", str(tmp_path), "--verify"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+    )
+    time.sleep(4)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=40)
+    assert process.returncode == 143, err
+
+
 def test_nohup_is_respected(large: str, tmp_path: Path) -> None:
     words = ["nohup", sys.executable, "-m", "uc_stage", "export", large, str(tmp_path / "x"), "--files", "100"]
     process = subprocess.Popen(

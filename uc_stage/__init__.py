@@ -61,8 +61,6 @@ def export(
     Raises:
         StageError: of `uc_stage.errors`, with the exit code that the command would have.
     """
-    import os
-
     from uc_stage import exporting
     from uc_stage.model import ExportRequest, TableRef
     from uc_stage.progress import SILENT
@@ -71,7 +69,7 @@ def export(
         table=TableRef.parse(table, version, timestamp),
         dest=dest,
         engine=engine,
-        remote=remote or os.environ.get("SPARK_REMOTE") or None,
+        remote=remote,
         columns=None if columns is None else tuple(columns),
         where=where,
         limit=limit,
@@ -147,17 +145,26 @@ def inspect(
         verify: read every file and compare it with its recorded hash; the outcome is `report.verified`.
         version: of a table.
         timestamp: ISO 8601; of a table, the newest version at that time.
-        remote: a Spark Connect server for a table that has a catalog's name.
+        remote: a Spark Connect server for a table that has a catalog's name; without it, `SPARK_REMOTE` in the
+            environment.
         progress: who is told of progress; nobody by default.
 
     Raises:
         StageError: of `uc_stage.errors`, with the exit code that the command would have.
     """
+    import os
+
     from uc_stage import inspection
     from uc_stage.model import InspectRequest
     from uc_stage.progress import SILENT
 
-    request = InspectRequest(target=target, verify=verify, version=version, timestamp=timestamp, remote=remote)
+    request = InspectRequest(
+        target=target,
+        verify=verify,
+        version=version,
+        timestamp=timestamp,
+        remote=remote or os.environ.get("SPARK_REMOTE"),
+    )
     return inspection.run(request, progress or SILENT)
 
 

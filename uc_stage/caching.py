@@ -13,12 +13,12 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from uc_stage.errors import AccessDenied, InvalidRequest, NoSpace, NotFound, StageError
+from uc_stage.errors import AccessDenied, InvalidRequest, NoSpace, NotFound, StageError, VerificationFailed
 from uc_stage.locks import Lock, describe
 from uc_stage.manifest import COPY_PATH, MANIFEST_PATH, CopyRecord, Manifest
 from uc_stage.model import CachePlan, CacheReport
 from uc_stage.progress import SILENT
-from uc_stage.publish import CopyPublication, now, read_copy, read_journal, remove_copy
+from uc_stage.publish import CopyPublication, now, read_copy, read_journal, remove_copy, tag_cache
 from uc_stage.sources import open_source
 from uc_stage.storage import open_folder, translated
 from uc_stage.transfer import DEFAULT_JOBS, copy_files, hash_files
@@ -26,10 +26,6 @@ from uc_stage.transfer import DEFAULT_JOBS, copy_files, hash_files
 if TYPE_CHECKING:
     from uc_stage.model import CacheRequest, CopyFile, CopyState
     from uc_stage.progress import Progress
-
-_TAG = "CACHEDIR.TAG"
-# The signature is the standard's: https://bford.info/cachedir/
-_TAG_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# Made by uc-stage; backups may leave this folder out.\n"
 
 
 def run(request: CacheRequest, progress: Progress = SILENT) -> CacheReport:
@@ -137,8 +133,7 @@ def _prepare_root(root: str) -> None:
         _refuse_unsafe_root(root)
         for name in ("copies", "partial", "locks"):
             os.makedirs(f"{root}/{name}", mode=0o700, exist_ok=True)
-        if not os.path.lexists(f"{root}/{_TAG}"):
-            open_folder(root).put(_TAG, _TAG_TEXT.encode())
+        tag_cache(root)
 
 
 def _survey(
@@ -149,7 +144,7 @@ def _survey(
     _refuse_nesting(place.path, url)
     if request.dest is not None:
         _refuse_taken(place.path, url)
-    record = read_copy(place.path)
+    record = _record_at(place.path, request)
     total = sum(file.bytes for file in files)
     held = 0
     lack = _lack(place.path, record, CopyRecord(url, generation, manifest_id, "", files))
@@ -186,6 +181,16 @@ def _survey(
         bytes_free=_free(place.path),
         reason=reason,
     )
+
+
+def _record_at(path: str, request: CacheRequest) -> CopyRecord | None:
+    """The record of the copy at a path; below the cache folder one that is damaged is none, and is made anew."""
+    try:
+        return read_copy(path)
+    except VerificationFailed:
+        if request.dest is not None:
+            raise
+        return None
 
 
 def _refuse_nesting(path: str, url: str) -> None:
@@ -311,7 +316,7 @@ def _make(current: CachePlan, place: _Place, manifest: bytes | None, lock: Lock,
     blank = CopyRecord(current.source, current.generation, current.manifest_id, now(), ())
     publication = CopyPublication(place.path, place.partial)
     publication.open(blank)
-    damaged = read_copy(place.path)
+    damaged = _record_at(place.path, request)
     if request.force:
         publication.clear()
     elif damaged is not None:
@@ -334,7 +339,7 @@ def _make(current: CachePlan, place: _Place, manifest: bytes | None, lock: Lock,
     instead = damaged is not None
     while not publication.commit(record, manifest, replace=instead):
         # A run that no lock kept apart was quicker.
-        if _lack(place.path, read_copy(place.path), replace(record, files=current.files)) is None:
+        if _lack(place.path, _record_at(place.path, request), replace(record, files=current.files)) is None:
             publication.drop()
             break
         instead = True
@@ -419,8 +424,8 @@ class _Shared:
     """Progress that those who wait for the lock can read, too."""
 
     def __init__(self, progress: Progress, lock: Lock) -> None:
-        self._progress, self._told = progress, lock
-        self._lock = threading.Lock()
+        self._progress, self._holder = progress, lock
+        self._counting = threading.Lock()
         self._done, self._total = 0, 0
 
     def phase(self, name: str, *, total: int | None = None, unit: str = "bytes") -> None:
@@ -428,9 +433,9 @@ class _Shared:
         self._progress.phase(name, total=total, unit=unit)
 
     def advance(self, amount: int) -> None:
-        with self._lock:
+        with self._counting:
             self._done += amount
-            self._told.tell(done=self._done, total=self._total)
+            self._holder.tell(done=self._done, total=self._total)
         self._progress.advance(amount)
 
     def note(self, message: str) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import typing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from uc_stage.errors import Unsupported, VerificationFailed
 from uc_stage.model import CopyFile, ExportFile, Field, Layout, Source
@@ -113,9 +114,6 @@ class Manifest:
         check_paths([file.path for file in manifest.files], where)
         for paths in manifest.retained.values():
             check_paths(paths, where)
-        for file in manifest.files:
-            if not all(type(n) is int and n >= 0 for n in (file.bytes, file.rows, file.row_groups)):
-                raise _broken(where, f"has sizes of `{file.path}` that are not whole numbers")
         return manifest
 
 
@@ -170,10 +168,6 @@ class CopyRecord:
         except (KeyError, TypeError, AttributeError) as error:
             raise _broken(where, f"lacks a field or holds one of the wrong kind ({error})", _CACHE_AGAIN) from None
         check_paths([file.path for file in record.files], where, _CACHE_AGAIN)
-        for file in record.files:
-            sized = type(file.bytes) is int and file.bytes >= 0
-            if not sized or not isinstance(file.mtime_ns, int | None) or not isinstance(file.xxh3_128, str | None):
-                raise _broken(where, f"tells size, time or hash of `{file.path}` in a wrong form", _CACHE_AGAIN)
         return record
 
 
@@ -253,8 +247,27 @@ def _merge(raw: Any, own: Any) -> Any:
 
 
 def _record(kind: type[Any], data: Any) -> Any:
-    """Builds a dataclass from the keys of `data` that it knows."""
-    return kind(**{key: value for key, value in data.items() if key in kind.__dataclass_fields__})
+    """Builds a dataclass from the keys of `data` that it knows, each of the kind that its field has."""
+    hints = typing.get_type_hints(kind)
+    known = {key: value for key, value in data.items() if key in hints}
+    for key, value in known.items():
+        # Only a time can lie before its epoch.
+        if not _fits(value, hints[key]) or (type(value) is int and value < 0 and key != "mtime_ns"):
+            message = f"`{key}` is {value!r}"
+            raise TypeError(message)
+    return kind(**known)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value from JSON is of a field's kind; numbers are whole there."""
+    kinds = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return value in kinds
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(item, kinds[0]) for item in value)
+    if kinds:
+        return any(_fits(value, kind) for kind in kinds)
+    return type(value) is hint
 
 
 def _typed(value: Any, kind: type[Any]) -> Any:

@@ -350,7 +350,10 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One reader over one target. `bytes` are those on disk that were passed over; `complete` is a whole epoch."""
+    """One reader over one target. `bytes` are those on disk that were passed over; `complete` is a whole epoch.
+
+    One that `failed` died, hung, met data that it cannot read, or gave other rows than there are; `note` says which.
+    """
 
     target: str
     reader: str
@@ -361,6 +364,7 @@ class Measurement:
     rows_per_second: float | None
     bytes_per_second: float
     complete: bool
+    failed: bool = False
     note: str | None = None
 
 

@@ -7,12 +7,12 @@ and relative paths, works on any storage, and raises or gives `StageError`s that
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from uc_stage import thrift
+from uc_stage.crew import each
 from uc_stage.errors import StageError, Unsupported, VerificationFailed
 from uc_stage.model import Field
 from uc_stage.progress import SILENT
@@ -128,8 +128,7 @@ def read_footers(
             progress.advance(1)
 
     progress.phase("footers", total=len(paths), unit="files")
-    with ThreadPoolExecutor(max(1, min(jobs, len(paths))), thread_name_prefix="uc-stage-footer") as pool:
-        return dict(zip(paths, pool.map(read, paths), strict=True))
+    return dict(zip(paths, each(read, paths, jobs), strict=True))
 
 
 def decode(folder: Folder, path: str) -> int:

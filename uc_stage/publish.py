@@ -29,7 +29,7 @@ from uc_stage.errors import Busy, InvalidRequest, NotFound, StageError
 from uc_stage.locks import alive, identity
 from uc_stage.manifest import COPY_PATH, FOLDER, MANIFEST_PATH, CopyRecord, Manifest
 from uc_stage.model import CopyFile
-from uc_stage.storage import LocalFolder, open_folder, sync_folder, translated
+from uc_stage.storage import TEMPORARY_SUFFIX, LocalFolder, open_folder, sync_folder, translated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ def read_manifest(folder: Folder) -> Manifest | None:
     return Manifest.from_json(folder.read(MANIFEST_PATH), folder.locate(MANIFEST_PATH))
 
 
-def strays(paths: list[str], manifest: Manifest | None) -> list[str]:
+def strays(paths: Sequence[str], manifest: Manifest | None) -> list[str]:
     """Those of `paths` that an export wrote and no manifest names: what a killed run left behind."""
     named = set(_named(manifest))
     return sorted(path for path in paths if _OUR_NAME.fullmatch(path) and path not in named)
@@ -83,10 +83,11 @@ class Publication:
         self.generation = f"v{version}-{secrets.token_hex(3)}"
         self.scratch = f"{FOLDER}/scratch/{self.generation}"
         self.retired: tuple[str, ...] = ()
-        self.hashes: dict[str, str] = {}
+        self.written: dict[str, Written] = {}
         self._keep = keep
-        self._written: list[str] = []
-        self._committed = False
+        self._begun: list[str] = []
+        self._committing = False
+        self._lost = False
         self.claim = f"{_CLAIMS}/{self.generation}.json"
         self._stop = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="uc-stage-claim", daemon=True)
@@ -96,14 +97,13 @@ class Publication:
         if self._existed:
             _refuse_foreign_folder(self.folder)
         try:
-            self._put_claim(retire=())
+            self._write_claim()
             self._yield_to_others()
             sweep(self.folder)
             self.previous = read_manifest(self.folder)
             self._refuse_foreign_parquet()
-            self._put_claim(retire=_named(self.previous))
         except BaseException:
-            self._undo()
+            self._clear([])
             raise
         self._heart.start()
         return self
@@ -111,27 +111,38 @@ class Publication:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._heart.join()
-        self._undo()
+        try:
+            published = self._is_published()
+        except StageError:
+            # Nobody can tell now what the manifest says: the next run asks again, and sweeps what it does not name.
+            return
+        try:
+            # The export is published even if an earlier file stays: the next run sweeps it.
+            with contextlib.suppress(StageError):
+                for path in self.retired if published else ():
+                    self.folder.remove(path)
+        finally:
+            self._clear([] if published else self._begun)
 
     def name(self, split: str, index: int, total: int) -> str:
         """The final name of a split's file, in Hugging Face's form with the generation before the suffix."""
         return f"{split}-{index:05d}-of-{total:05d}-{self.generation}.parquet"
 
     def create(self, name: str) -> BinaryIO:
-        """Opens a file of this generation under its final name, for one sequential write; `hashes` has its hash then.
+        """Opens a file of this generation under its final name, for one sequential write; `written` tells of it then.
 
         Safe to call from any thread.
         """
-        self._written.append(name)
-        return cast("BinaryIO", _Hashed(self.folder.create(name), name, self.hashes))
+        self._begun.append(name)
+        return cast("BinaryIO", _Hashed(self.folder.create(name), name, self.written))
 
     def adopt(self, path: str, name: str) -> None:
         """Gives a file that an engine wrote below `scratch` its final name."""
-        self._written.append(name)
+        self._begun.append(name)
         self.folder.rename(path, name)
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Publishes the generation, then retires the files of the earlier ones beyond `keep`; gives what was stored.
+        """Publishes the generation and gives what was stored; leaving retires the earlier files beyond `keep`.
 
         Raises:
             Busy: another run published here since this one began.
@@ -139,17 +150,27 @@ class Publication:
         current = read_manifest(self.folder)
         if (current and current.generation) != (self.previous and self.previous.generation):
             raise Busy(f"another export published `{self.folder.url}` meanwhile", hint="run the export again")
+        if self._lost or self.folder.stat(self.claim) is None:
+            raise Busy(
+                f"another export took this run for a dead one and swept `{self.folder.url}`",
+                hint="run the export again; check that the clocks of the machines that export there agree",
+            )
         kept: dict[str, tuple[str, ...]] = {}
         if self.previous is not None:
             earlier = {self.previous.generation: tuple(f.path for f in self.previous.files), **self.previous.retained}
             kept = dict(list(earlier.items())[: self._keep])
         stored = dataclasses.replace(manifest, retained=kept)
+        self.retired = tuple(strays(_named(self.previous), stored))
+        self._committing = True
         self.folder.put(MANIFEST_PATH, stored.to_json())
-        self._committed = True
-        self.retired = tuple(sorted(set(_named(self.previous)) - set(_named(stored))))
-        for path in self.retired:
-            self.folder.remove(path)
         return stored
+
+    def _is_published(self) -> bool:
+        """Whether the manifest is this run's, asked of the folder itself: a `put` that failed may have replaced it."""
+        if not self._committing:
+            return False
+        manifest = read_manifest(self.folder)
+        return manifest is not None and manifest.generation == self.generation
 
     def _refuse_foreign_parquet(self) -> None:
         named = set(_named(self.previous))
@@ -165,19 +186,17 @@ class Publication:
                 hint="choose an empty folder, or move those files away",
             )
 
-    def _put_claim(self, retire: tuple[str, ...]) -> None:
-        self._record = {**identity(), "generation": self.generation, "retire": list(retire)}
-        self._write_claim()
-
     def _write_claim(self) -> None:
-        record = {**self._record, "beat": time.time()}
+        record = {**identity(), "generation": self.generation, "beat": time.time()}
         self.folder.put(self.claim, json.dumps(record, sort_keys=True).encode())
 
     def _beat(self) -> None:
         while not self._stop.wait(_HEARTBEAT_SECONDS):
             # A missed beat costs nothing while the next one comes; the run itself meets a real failure.
             with contextlib.suppress(StageError):
-                self._write_claim()
+                self._lost = self._lost or self.folder.stat(self.claim) is None
+                if not self._lost:
+                    self._write_claim()
 
     def _yield_to_others(self) -> None:
         """Lets one of several runs go on: the others see its claim, since each wrote its own before it looked."""
@@ -192,9 +211,8 @@ class Publication:
                 )
             time.sleep(0.2)
 
-    def _undo(self) -> None:
-        """Removes what this run leaves behind: its files unless they are committed, its scratch and its claim."""
-        doomed = [] if self._committed else list(self._written)
+    def _clear(self, doomed: list[str]) -> None:
+        """Removes files of this run, its scratch and its claim, and the folders that are empty then."""
         for path in [*doomed, *_below(self.folder, self.scratch), self.claim]:
             self.folder.remove(path)
         for path in ("scratch", "claims"):
@@ -204,14 +222,23 @@ class Publication:
             self.folder.prune("")
 
 
-class _Hashed:
-    """A file that is hashed as its bytes pass; the hash is there once it is closed."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Written:
+    """What passed into a file that this process wrote: its bytes and their hash."""
 
-    def __init__(self, file: BinaryIO, name: str, hashes: dict[str, str]) -> None:
+    bytes: int
+    xxh3_128: str
+
+
+class _Hashed:
+    """A file that is hashed as its bytes pass; what was written is told once it is closed."""
+
+    def __init__(self, file: BinaryIO, name: str, told: dict[str, Written]) -> None:
         import xxhash
 
-        self._file, self._name, self._hashes = file, name, hashes
+        self._file, self._name, self._told = file, name, told
         self._hasher = xxhash.xxh3_128()
+        self._bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -224,34 +251,41 @@ class _Hashed:
 
     def write(self, data: Any) -> int:
         self._hasher.update(data)
-        return self._file.write(data)
+        count = self._file.write(data)
+        self._bytes += count
+        return count
 
     def close(self) -> None:
         self._file.close()
-        self._hashes[self._name] = self._hasher.hexdigest()
+        self._told[self._name] = Written(self._bytes, self._hasher.hexdigest())
 
 
 def sweep(folder: Folder) -> list[str]:
-    """Removes what killed runs left in an export's folder, as their claims tell it, and gives the removed paths."""
-    swept: list[str] = []
-    for claim in _claims(folder):
-        generation = str(claim["generation"])
-        if _alive(claim):
-            continue
-        manifest = read_manifest(folder)
-        named = set(_named(manifest))
-        if manifest is not None and manifest.generation == generation:
-            doomed = [str(path) for path in claim.get("retire", []) if _OUR_NAME.fullmatch(str(path))]
-        else:
-            doomed = [entry.path for entry in folder.entries() if entry.path.endswith(f"-{generation}.parquet")]
-            doomed = [path for path in doomed if _OUR_NAME.fullmatch(path)]
-        doomed = [path for path in doomed if path not in named]
+    """Removes what killed runs left in an export's folder, and gives the removed paths.
+
+    That is what the claims of dead runs tell, and in a folder with a manifest each file that has the form of an
+    export's name, that the manifest does not name, and that no live run is writing.
+    """
+    manifest = read_manifest(folder)
+    claims = _claims(folder)
+    live = {str(claim["generation"]) for claim in claims if _alive(claim)}
+    dead = {str(claim["generation"]) for claim in claims} - live
+    unnamed = strays([entry.path for entry in folder.entries()], manifest) if claims or manifest else []
+    doomed = [path for path in unnamed if _of(path, dead) or (manifest is not None and not _of(path, live))]
+    for generation in dead:
         doomed += _below(folder, f"{FOLDER}/scratch/{generation}")
-        for path in doomed:
-            folder.remove(path)
-        folder.remove(f"{_CLAIMS}/{generation}.json")
-        swept += doomed
-    return swept
+    oldest = (time.time() - _SILENCE_SECONDS) * 1e9
+    for path in _below(folder, FOLDER):
+        entry = folder.stat(path) if path.endswith(TEMPORARY_SUFFIX) else None
+        if entry is not None and (entry.mtime_ns or 0) < oldest:
+            doomed.append(path)
+    for path in [*doomed, *(f"{_CLAIMS}/{generation}.json" for generation in dead)]:
+        folder.remove(path)
+    return doomed
+
+
+def _of(path: str, generations: set[str]) -> bool:
+    return path.endswith(tuple(f"-{generation}.parquet" for generation in generations))
 
 
 def now() -> str:
@@ -284,7 +318,9 @@ def _claims(folder: Folder) -> list[dict[str, Any]]:
             claim = json.loads(folder.read(path))
         except (ValueError, StageError):
             continue
-        if isinstance(claim, dict) and re.fullmatch(r"v\d+-[0-9a-f]{6}", str(claim.get("generation"))):
+        kinds: dict[str, Any] = {"generation": str, "machine": (str, type(None)), "pid": int, "beat": (int, float)}
+        whole = isinstance(claim, dict) and all(isinstance(claim.get(name), kind) for name, kind in kinds.items())
+        if whole and path == f"{_CLAIMS}/{claim['generation']}.json":
             found.append(claim)
     return found
 
@@ -292,7 +328,14 @@ def _claims(folder: Folder) -> list[dict[str, Any]]:
 def _alive(claim: dict[str, Any]) -> bool:
     """Whether the run behind a claim is still there: asked of the kernel where it can tell, else of the heartbeat."""
     known = alive(claim)
-    return time.time() - float(claim.get("beat", 0)) < _SILENCE_SECONDS if known is None else known
+    return time.time() - claim["beat"] < _SILENCE_SECONDS if known is None else known
+
+
+def tag_cache(root: str) -> None:
+    """Marks a cache folder for what makes backups, by the standard of https://bford.info/cachedir/."""
+    text = "Signature: 8a477f597d28d172789f06886806bc55\n# Made by uc-stage; backups may leave this folder out.\n"
+    if not os.path.lexists(os.path.join(root, "CACHEDIR.TAG")):
+        LocalFolder(root).put("CACHEDIR.TAG", text.encode())
 
 
 def read_copy(path: str) -> CopyRecord | None:
@@ -326,7 +369,7 @@ def remove_copy(path: str) -> None:
     Raises:
         InvalidRequest: it carries no marker of uc-stage.
     """
-    if read_copy(path) is None:
+    if LocalFolder(path).stat(COPY_PATH) is None:
         raise InvalidRequest(f"`{path}` carries no marker of uc-stage", hint="remove that folder if it is yours")
     with translated(path):
         with os.scandir(path) as found:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from uc_stage.manifest import Manifest
     from uc_stage.storage import Entry, Folder
 
-_MARKER = re.compile(r"_SUCCESS|_(?:committed|started)_\d+")
+# What Spark and Databricks leave beside the data: https://spark.apache.org/docs/latest/cloud-integration.html
+_MARKER = re.compile(r"_SUCCESS|_(?:committed|started)_.*")
 _GENERATION = re.compile(r"-(v\d+-[0-9a-f]{6})\.parquet")
 
 
@@ -49,11 +50,13 @@ def open_source(url: str) -> CopySource:
     """Reads what a source holds now; no data file is read.
 
     Raises:
-        NotFound: no such folder, or none with files. InvalidRequest: a single file.
-        Unsupported: a Delta table's folder, a pipe or a device, a file's name that a copy cannot have.
+        NotFound: no such folder, or none with files. InvalidRequest: a single file, a Delta table's folder.
+        Unsupported: a pipe or a device, a file's name that a copy cannot have, a server that tells no times.
         VerificationFailed: a damaged manifest or an unsafe path in it, a link out of the folder or in a circle.
         AccessDenied, Unavailable: as the storage says.
     """
+    if not url.strip():
+        raise InvalidRequest("SOURCE is empty", hint="name an export or a folder")
     folder = open_folder(url)
     if isinstance(folder, LocalFolder) and os.path.isfile(folder.url):
         raise InvalidRequest(f"`{folder.url}` is a file", hint=f"give its folder, `{os.path.dirname(folder.url)}`")
@@ -65,6 +68,11 @@ def open_source(url: str) -> CopySource:
     if not folder.exists():
         raise NotFound(f"`{folder.url}` is not there", hint="check the path, and that the volume is mounted here")
     return _plain(folder)
+
+
+def is_marker(path: str) -> bool:
+    """Whether a file is one of the marker files that Spark and Databricks write beside the data."""
+    return _MARKER.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def _export(folder: Folder, manifest: Manifest) -> CopySource:
@@ -94,6 +102,11 @@ def _plain(folder: Folder) -> CopySource:
         check_paths([entry.path for entry in kept], folder.url)
     except VerificationFailed as error:
         raise Unsupported(error.message, hint="rename that file") from None
+    if any(entry.mtime_ns is None for entry in kept):
+        raise Unsupported(
+            f"`{folder.url}`: its server tells no times of its files, so that nobody could see that they changed",
+            hint="cache an export, which has a manifest, or a folder of a volume or an object store",
+        )
     files = tuple(CopyFile(entry.path, entry.bytes, entry.mtime_ns) for entry in kept)
     return CopySource(folder.url, _digest(files), None, files)
 
@@ -108,7 +121,7 @@ def _left_out(entry: Entry, unpublished: set[str]) -> bool:
     generation = _GENERATION.search(entry.path)
     if generation and generation[1] in unpublished:
         return True
-    return _MARKER.fullmatch(entry.path.rpartition("/")[2]) is not None
+    return is_marker(entry.path)
 
 
 def _digest(files: tuple[CopyFile, ...]) -> str:
@@ -116,8 +129,8 @@ def _digest(files: tuple[CopyFile, ...]) -> str:
     return hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:16]
 
 
-def _delta(url: str) -> Unsupported:
-    return Unsupported(
+def _delta(url: str) -> InvalidRequest:
+    return InvalidRequest(
         f"`{url}` is a Delta table, whose files hold deleted rows too",
         hint=f"export it first: uc-stage export {url} DEST",
     )

@@ -10,6 +10,7 @@ import contextlib
 import datetime as dt
 import errno
 import os
+import secrets
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 # A stat or a listing on a volume is a round trip; so many are in flight at once.
 _LISTERS = 32
+
+
+# What a run that was killed inside of `put` leaves has this at its end.
+TEMPORARY_SUFFIX = ".tmp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,15 +246,15 @@ class LocalFolder:
     def put(self, path: str, data: bytes) -> None:
         """Puts a small file there by a rename, whole or not at all."""
         whole = self.locate(path)
-        temporary = f"{whole}.{os.getpid()}.tmp"
+        temporary = f"{path}.{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
         with translated(whole):
             os.makedirs(os.path.dirname(whole), exist_ok=True)
             try:
-                with _Durable(temporary) as file:
+                with _Durable(self.locate(temporary)) as file:
                     file.write(data)
-                os.replace(temporary, whole)
+                os.replace(self.locate(temporary), whole)
             except BaseException:
-                self.remove(f"{path}.{os.getpid()}.tmp")
+                self.remove(temporary)
                 raise
             sync_folder(os.path.dirname(whole))
 
@@ -333,7 +338,7 @@ class RemoteFolder:
         import fsspec
 
         self.url = url.rstrip("/")
-        with translated(url):
+        with _foreign(url):
             try:
                 self.fs, root = fsspec.url_to_fs(self.url)
             except (ImportError, ValueError) as error:
@@ -342,12 +347,12 @@ class RemoteFolder:
 
     def exists(self) -> bool:
         """Whether anything is there."""
-        with translated(self.url):
+        with _foreign(self.url):
             return bool(self.fs.exists(self.root))
 
     def entries(self, *, hidden: bool = True) -> Iterator[Entry]:
         """All files below the folder, in no order."""
-        with translated(self.url):
+        with _foreign(self.url):
             self.fs.invalidate_cache()
             found: dict[str, dict[str, Any]] = self.fs.find(self.root, detail=True)
         if not found and not self.exists():
@@ -359,7 +364,7 @@ class RemoteFolder:
 
     def stat(self, path: str) -> Entry | None:
         """One file, or None where there is none."""
-        with translated(self.locate(path)):
+        with _foreign(self.locate(path)):
             # fsspec remembers listings, and file systems for the life of a process.
             self.fs.invalidate_cache(f"{self.root}/{path}")
             try:
@@ -374,7 +379,7 @@ class RemoteFolder:
 
     def open(self, path: str) -> BinaryIO:
         """Opens a file for reading at any offset."""
-        with translated(self.locate(path)):
+        with _foreign(self.locate(path)):
             return cast("BinaryIO", self.fs.open(f"{self.root}/{path}", "rb"))
 
     def ranges(self, path: str) -> Ranges:
@@ -383,27 +388,27 @@ class RemoteFolder:
 
     def read(self, path: str) -> bytes:
         """All bytes of a small file."""
-        with translated(self.locate(path)):
+        with _foreign(self.locate(path)):
             return cast("bytes", self.fs.cat_file(f"{self.root}/{path}"))
 
     def create(self, path: str) -> BinaryIO:
         """Opens a new file for one sequential write."""
-        with translated(self.locate(path)):
+        with _foreign(self.locate(path)):
             return cast("BinaryIO", self.fs.open(f"{self.root}/{path}", "wb"))
 
     def put(self, path: str, data: bytes) -> None:
         """Puts a small file there: an object store replaces an object whole."""
-        with translated(self.locate(path)):
+        with _foreign(self.locate(path)):
             self.fs.pipe_file(f"{self.root}/{path}", data)
 
     def rename(self, path: str, to: str) -> None:
         """Gives one file another name: a copy inside the store, then a removal."""
-        with translated(self.locate(path)):
+        with _foreign(self.locate(path)):
             self.fs.mv(f"{self.root}/{path}", f"{self.root}/{to}")
 
     def remove(self, path: str) -> None:
         """Removes a file; one that is gone already is no error."""
-        with translated(self.locate(path)):
+        with _foreign(self.locate(path)):
             try:
                 self.fs.rm_file(f"{self.root}/{path}")
             except FileNotFoundError:
@@ -425,9 +430,14 @@ class _RemoteRanges:
             # A store refuses a range of no bytes.
             return 0
         whole, end = f"{self._folder.root}/{self._path}", offset + len(buffer)
-        with translated(self._folder.locate(self._path)):
+        with _foreign(self._folder.locate(self._path)):
             # By name: s3fs puts another parameter before `start`.
             data = self._folder.fs.cat_file(whole, start=offset, end=end)
+        if len(data) > len(buffer):
+            raise Unavailable(
+                f"`{self._folder.locate(self._path)}`: its server gives whole files alone, and no ranges of them",
+                hint="download it, and cache the local folder",
+            )
         buffer[: len(data)] = data
         return len(data)
 
@@ -472,13 +482,21 @@ def _mtime_ns(info: dict[str, Any]) -> int | None:
 
 @contextlib.contextmanager
 def translated(where: str) -> Iterator[None]:
-    """Turns what an operating system or a storage library raises into a `StageError` that names `where`."""
+    """Turns what an operating system raises into a `StageError` that names `where`."""
     try:
         yield
-    except (StageError, GeneratorExit):
-        raise
     except OSError as error:
         raise from_os_error(error, where) from error
+
+
+@contextlib.contextmanager
+def _foreign(where: str) -> Iterator[None]:
+    """Turns whatever a storage library raises into a `StageError` that names `where`."""
+    try:
+        with translated(where):
+            yield
+    except StageError:
+        raise
     except Exception as error:
         # fsspec's implementations let the errors of the libraries below them through.
         message = f"`{where}`: {type(error).__name__}: {error}"

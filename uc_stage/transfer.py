@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from uc_stage.crew import Crew
 from uc_stage.errors import NotFound, Unavailable, VerificationFailed
 from uc_stage.model import CopyFile
 from uc_stage.storage import sync, translated
@@ -34,8 +34,6 @@ _SPARE_BUFFERS = 16
 _FILES_AT_ONCE = 8
 # What one thread waits before each further try of a read that failed; more than that is an outage.
 _RETRY_SECONDS = (0.1, 0.5, 2.0, 5.0)
-# A thread inside a read of a hung mount cannot be ended; it is left behind, and ends with the process.
-_JOIN_SECONDS = 5.0
 _MAGIC = b"PAR1"
 # A footer's length, in four bytes, and the magic bytes.
 _TAIL_BYTES = 8
@@ -90,7 +88,7 @@ def hash_files(folder: str, files: Sequence[CopyFile], jobs: int, progress: Prog
             if hasher.hexdigest() == file.xxh3_128:
                 good.append(file)
 
-    crew = _Crew()
+    crew = Crew()
     queue = deque(files)
 
     def work() -> None:
@@ -104,44 +102,6 @@ def hash_files(folder: str, files: Sequence[CopyFile], jobs: int, progress: Prog
 
     crew.run(work, min(jobs, len(files), 2 * (os.cpu_count() or 1)))
     return good
-
-
-class _Crew:
-    """Threads that do one work until it is done, or until one fails or the main thread is interrupted."""
-
-    def __init__(self) -> None:
-        self.stopped = threading.Event()
-        self.ended = False
-        self._failure: BaseException | None = None
-
-    def run(self, work: Callable[[], None], jobs: int) -> None:
-        """Runs `work` in `jobs` threads to its end; the first error of one stops all and is raised here."""
-        threads = [
-            threading.Thread(target=self._guarded, args=(work,), name=f"uc-stage-{number}", daemon=True)
-            for number in range(jobs)
-        ]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                while thread.is_alive() and not self.stopped.is_set():
-                    thread.join(0.2)
-        finally:
-            self.stopped.set()
-            deadline = time.monotonic() + _JOIN_SECONDS
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join(max(0.0, deadline - time.monotonic()))
-            self.ended = not any(thread.is_alive() for thread in threads)
-        if self._failure is not None:
-            raise self._failure
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
-            self._failure = self._failure or error
-            self.stopped.set()
 
 
 class _File:
@@ -196,7 +156,7 @@ class _Buffers:
 class _Transfer:
     def __init__(self, folder: Folder, sink: Sink, progress: Progress) -> None:
         self._folder, self._sink, self._progress = folder, sink, progress
-        self._crew = _Crew()
+        self._crew = Crew()
         self._lock = threading.Lock()
         self._begun: deque[_File] = deque()
         self._under_way: set[_File] = set()

@@ -161,6 +161,8 @@ def _open(text: str, progress: Progress) -> _Dataset:
 
 def _judge(wanted: _Wanted, measured: Sequence[Measurement]) -> Requirement:
     def value(measurement: Measurement) -> float:
+        if measurement.failed:
+            return 0.0
         if wanted.rate.unit == "bytes/s":
             return measurement.bytes_per_second
         return measurement.rows_per_second or 0.0

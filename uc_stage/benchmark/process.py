@@ -136,6 +136,7 @@ def _measurement(job: Job, size: int, state: State, note: str) -> Measurement:
     passed = state.bytes if rows is None else _passed(state, job, size)
     whole = passed == size if rows is None else rows == total
     notes = [text for text in (note, state.error) if text]
+    failed = bool(notes) or (state.ended and not whole)
     if state.ended and not state.error and not whole:
         notes.append(f"an epoch gave {rows} rows of {total}" if rows is not None else f"{passed} bytes of {size}")
     if job.reader in _HOW:
@@ -149,7 +150,8 @@ def _measurement(job: Job, size: int, state: State, note: str) -> Measurement:
         first_batch_seconds=state.first,
         rows_per_second=rows / state.seconds if rows and state.seconds else None,
         bytes_per_second=passed / state.seconds if state.seconds else 0.0,
-        complete=state.ended and whole and not state.error,
+        complete=state.ended and not failed,
+        failed=failed,
         note="; ".join(notes) or None,
     )
 

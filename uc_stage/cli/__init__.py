@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
+import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -14,7 +16,10 @@ _TRUE = {"1", "true", "yes", "on", "t", "y"}
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP, raised in the main thread so that `finally` and `with` clean up as they do on Ctrl-C."""
+    """A signal, raised in the main thread so that `finally` and `with` clean up.
+
+    SIGINT too: its KeyboardInterrupt ends inside of Typer, without a word.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -23,17 +28,27 @@ class Terminated(BaseException):
 
 def main() -> NoReturn:
     """Runs the command line of this process and exits with its code."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup asks for SIGHUP to be ignored
-            signal.signal(number, _raise_terminated)
-    # A path that is not UTF-8 goes out as the bytes that it came in as.
-    sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # it is a text file in a process
-    sys.exit(run(sys.argv[1:]))
+    try:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup asks for SIGHUP to be ignored
+                signal.signal(number, _raise_terminated)
+        # Where a shell closed one of them, what is printed there must not turn up in the other.
+        nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # A path that is not UTF-8 goes out as the bytes that it came in as.
+            sys.stdout.reconfigure(errors="surrogateescape")
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except Terminated as stop:
+        code = 128 + stop.number
+    sys.exit(code)
 
 
 def run(argv: list[str]) -> int:
     """Runs one command line and gives its exit code; the only place where an error becomes words."""
-    from typer import Abort, Exit, TyperException
+    from typer import TyperException
 
     from uc_stage.cli import output
     from uc_stage.cli.app import app
@@ -49,25 +64,19 @@ def run(argv: list[str]) -> int:
             words = error.format_message().rstrip(".").replace("'", "`").strip()
             known = f"uc-stage {command} --help" if "No such command" not in words else "uc-stage --help"
             raise InvalidRequest(words[:1].lower() + words[1:], hint=known if command else "uc-stage --help") from error
-        except Abort:  # Typer's form of KeyboardInterrupt
-            raise KeyboardInterrupt from None
-    except Exit as stop:
-        return stop.exit_code
     except StageError as error:
         if debug:
-            raise
+            traceback.print_exc()
         return output.fail(command, error, json=json)
     except BrokenPipeError:
         # Whoever read stdout has gone, as `head` does; what is left in the buffer must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        return output.stopped(command, signal.SIGINT, json=json)
     except Terminated as stop:
         return output.stopped(command, stop.number, json=json)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the last stop: what nobody knew is told as a bug, with its code
         if debug:
-            raise
+            traceback.print_exc()
         return output.bug(command, error, json=json)
     return code if isinstance(code, int) else 0
 
@@ -79,7 +88,8 @@ def _asked(flag: str, argv: list[str]) -> bool:
 
 
 def _raise_terminated(number: int, _frame: FrameType | None) -> None:
-    # A second signal must not interrupt the clean-up that the first one began.
+    # A second signal must not interrupt the clean-up that the first one began, unless a person insists.
     for each in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     raise Terminated(number)

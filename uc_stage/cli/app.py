@@ -199,7 +199,7 @@ def cache(
         check=check,
         force=force,
     )
-    if dry_run:
+    if dry_run and not check:
         return output.show("cache", caching.plan(request), json=json)
     with shown(quiet=quiet) as progress:
         report = caching.run(request, progress)

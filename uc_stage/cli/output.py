@@ -46,7 +46,11 @@ def show(command: str, report: Report, *, json: bool, quiet: bool = False) -> in
     """Renders a report and gives the exit code that it means."""
     status, problem = _verdict(report)
     if json:
-        _print_json(command, status, dataclasses.asdict(report), [] if problem is None else [problem])
+        data = dataclasses.asdict(report)
+        if isinstance(report, ExportPlan):
+            # The URL of a Spark Connect server can hold a token.
+            data["request"]["remote"] = report.request.remote and report.request.remote.partition(";")[0]
+        _print_json(command, status, data, [] if problem is None else [problem])
     else:
         _render(report, quiet=quiet)
     if problem is not None and not (json or isinstance(report, CacheReport)):
@@ -131,6 +135,12 @@ def _verdict(report: Report) -> tuple[str, dict[str, Any] | None]:
                 "hint": "cache the dataset on local disk, or see which reader is the limit in the table above",
                 "exit_code": BELOW_REQUIREMENT,
             }
+        case BenchReport(measurements=measurements) if measurements and all(one.failed for one in measurements):
+            unread = VerificationFailed(
+                f"no reader could read `{measurements[-1].target}`: {measurements[-1].note}",
+                hint=f"uc-stage inspect {measurements[-1].target} --verify",
+            )
+            return "failed", describe(unread)
         case ExportReport(status=status) | CacheReport(status=status):
             return status, None
     return "done", None
@@ -154,7 +164,7 @@ def _render(report: Report, *, quiet: bool) -> None:
         case InspectReport():
             _inspect(report)
         case BenchReport():
-            _bench(report)
+            _bench(report, quiet=quiet)
 
 
 def _say(message: str, *, quiet: bool) -> None:
@@ -248,9 +258,8 @@ def _inspect(report: InspectReport) -> None:
         detail = f": {report.freshness_detail}" if report.freshness_detail else ""
         rows.append(("freshness", report.freshness + detail))
     if report.verified is not None:
-        verdict = "every byte matches" if report.verified else "no, see the problems"
-        detail = f": {report.verified_detail}" if report.verified_detail else ""
-        rows.append(("verified", verdict + detail))
+        verdict = "yes" if report.verified else "no, see the problems"
+        rows.append(("verified", f"{verdict}: {report.verified_detail}"))
     _pairs(rows)
     if report.schema:
         print(f"\nschema ({amount(len(report.schema), 'columns')})")
@@ -276,7 +285,7 @@ def _measured(requirement: Requirement) -> str:
     return f"{rate} by {requirement.reader}"
 
 
-def _bench(report: BenchReport) -> None:
+def _bench(report: BenchReport, *, quiet: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -297,7 +306,7 @@ def _bench(report: BenchReport) -> None:
                 print(f"  {measurement.reader}: {measurement.note}")
         print()
     for reader, reason in report.skipped.items():
-        print(f"skipped {reader}: {reason}", file=sys.stderr)
+        _say(f"skipped {reader}: {reason}", quiet=quiet)
     for requirement in report.requirements:
         verdict = "met" if requirement.met else "not met"
         print(f"require {requirement.text}: {verdict}, {_measured(requirement)}")

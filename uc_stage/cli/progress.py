@@ -101,6 +101,7 @@ class _Bar:
             MofNCompleteColumn,
             Progress,
             TextColumn,
+            TimeElapsedColumn,
             TimeRemainingColumn,
             TransferSpeedColumn,
         )
@@ -109,7 +110,9 @@ class _Bar:
         amounts = (
             [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), TextColumn(unit)]
         )
-        columns = [TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn()]
+        # Where nobody knows how much there is, a bar would count from nothing to nothing.
+        known = [BarColumn(), *amounts, TimeRemainingColumn()]
+        columns = [TextColumn("{task.description}"), *(known if total is not None else [TimeElapsedColumn()])]
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self._task = self._bar.add_task(name, total=total)
         self._bar.start()

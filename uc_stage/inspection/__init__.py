@@ -11,6 +11,8 @@ from uc_stage.inspection.verify import Check, verify
 from uc_stage.model import ExportRequest, InspectReport, Spread, TableRef
 from uc_stage.parquet import Footer, has_magic, is_parquet_name, read_footer, read_footers
 from uc_stage.progress import SILENT
+from uc_stage.sources import is_marker
+from uc_stage.storage import open_folder
 from uc_stage.targets import Target, look
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ def run(request: InspectRequest, progress: Progress = SILENT) -> InspectReport:
         cannot be read rightly.
     """
     table = TableRef.parse(request.target, request.version, request.timestamp)
+    if table.text != request.target and open_folder(request.target).exists():
+        table = TableRef(request.target, request.version, request.timestamp)
     try:
         found = look(table.text)
     except NotFound:
@@ -110,7 +114,7 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         problems += wholeness.unrecorded(found)
     spoilt = {problem.path for problem in problems}
     below_tables = tuple(f"{path}/" for path in found.tables)
-    data = [path for path in known if not wholeness.is_marker(path) and not path.startswith(below_tables)]
+    data = [path for path in known if not is_marker(path) and not path.startswith(below_tables)]
     whole = [path for path in data if path not in spoilt]
     footers = _footers(found, whole, progress)
     good = [footer for footer in footers.values() if isinstance(footer, Footer)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from uc_stage.crew import each
 from uc_stage.errors import StageError
 from uc_stage.inspection.wholeness import without_path
 from uc_stage.model import Problem
@@ -50,8 +50,7 @@ def verify(folder: Folder, checks: Sequence[Check], progress: Progress) -> tuple
         except StageError as error:
             return Problem("unreadable", without_path(error, folder.locate(check.path)), check.path)
 
-    with ThreadPoolExecutor(max(1, min(_JOBS, len(checks))), thread_name_prefix="uc-stage-verify") as pool:
-        problems = [problem for problem in pool.map(one, checks) if problem]
+    problems = [problem for problem in each(one, checks, _JOBS) if problem]
     ways = Counter(_way(check) for check in checks)
     said = [f"{ways[way]} {'file' if ways[way] == 1 else 'files'} {_WORDS[way]}" for way in _WORDS if ways[way]]
     return problems, "; ".join(said) or "there are no files"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from uc_stage.errors import StageError
 from uc_stage.model import Problem
 from uc_stage.parquet import Footer
 from uc_stage.publish import running, strays
+from uc_stage.sources import is_marker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,17 +19,10 @@ if TYPE_CHECKING:
     from uc_stage.storage import Entry
     from uc_stage.targets import Target
 
-# What Spark and Databricks leave beside the data: https://spark.apache.org/docs/latest/cloud-integration.html
-_MARKER = re.compile(r"_SUCCESS|_(?:committed|started)_.*")
 _SHOWN = 3
 
 # The problems that mean that bytes which should be there are not, or are others.
 BROKEN = frozenset({"missing", "truncated", "size_differs", "rows_differ", "unreadable", "changed", "zero_byte"})
-
-
-def is_marker(path: str) -> bool:
-    """Whether a file is one of the marker files that Spark and Databricks write beside the data."""
-    return _MARKER.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def sizes(recorded: Iterable[ExportFile | CopyFile], entries: Mapping[str, Entry]) -> list[Problem]:

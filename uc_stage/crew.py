@@ -1,0 +1,76 @@
+"""Threads that an interrupt does not wait for: SIGTERM must end a run whose reads are slow, or stuck on a mount."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, TypeVar, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+# A thread inside a read of a hung mount cannot be ended; it is left behind, and ends with the process.
+_JOIN_SECONDS = 5.0
+
+
+def each(function: Callable[[_Item], _Result], items: Sequence[_Item], jobs: int) -> list[_Result]:
+    """Applies a function to each item in at most `jobs` threads, and gives the results in the items' order.
+
+    The first error stops all, and is raised.
+    """
+    crew = Crew()
+    queue = deque(enumerate(items))
+    results: list[_Result | None] = [None] * len(items)
+
+    def work() -> None:
+        while not crew.stopped.is_set():
+            try:
+                index, item = queue.popleft()
+            except IndexError:
+                return
+            results[index] = function(item)
+
+    crew.run(work, min(jobs, len(items)))
+    return cast("list[_Result]", results)
+
+
+class Crew:
+    """Threads that do one work until it is done, or until one fails or the main thread is interrupted."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self.ended = False
+        self._failure: BaseException | None = None
+
+    def run(self, work: Callable[[], None], jobs: int) -> None:
+        """Runs `work` in `jobs` threads to its end; the first error of one stops all and is raised here."""
+        threads = [
+            threading.Thread(target=self._guarded, args=(work,), name=f"uc-stage-{number}", daemon=True)
+            for number in range(jobs)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive() and not self.stopped.is_set():
+                    thread.join(0.2)
+        finally:
+            self.stopped.set()
+            deadline = time.monotonic() + _JOIN_SECONDS
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join(max(0.0, deadline - time.monotonic()))
+            self.ended = not any(thread.is_alive() for thread in threads)
+        if self._failure is not None:
+            raise self._failure
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
+            self._failure = self._failure or error
+            self.stopped.set()
