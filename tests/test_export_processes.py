@@ -1,0 +1,190 @@
+"""Exports as processes of their own: killed, interrupted, side by side, out of room, and measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from tests.fixtures.delta import make_numbers, parquet_files, read_export, request
+from tests.fixtures.shell import clean_environment, tree
+from uc_stage import exporting
+from uc_stage.publish import read_manifest
+from uc_stage.storage import LocalFolder
+
+# Runs an export; `event` is what the process does to itself at one point of it.
+SCRIPT = """
+import os, resource, signal, sys, time
+from uc_stage import exporting, publish, storage
+from uc_stage.errors import StageError
+from uc_stage.model import ExportRequest, TableRef
+from uc_stage.progress import Silent
+
+table, dest, where, action, files = sys.argv[1:6]
+
+def act():
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if action == "interrupt":
+        os.kill(os.getpid(), signal.SIGINT)
+    if action.startswith("wait:"):
+        open(action[5:] + ".reached", "w").close()
+        while not os.path.exists(action[5:]):
+            time.sleep(0.01)
+
+class Acting(Silent):
+    count = 0
+    def phase(self, name, *, total=None, unit="bytes"):
+        if where == name:
+            act()
+    def advance(self, amount):
+        self.count += 1
+        if where == f"advance {self.count}":
+            act()
+
+def around(name, before):
+    whole = getattr(storage.LocalFolder, name)
+    def wrapped(self, path, *rest):
+        if where == f"before {name}" and before(path):
+            act()
+        return whole(self, path, *rest)
+    setattr(storage.LocalFolder, name, wrapped)
+
+around("put", lambda path: path.endswith("manifest.json"))
+around("remove", lambda path: path.endswith(".parquet"))
+if where == "small files":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+try:
+    request = ExportRequest(TableRef.parse(table), dest, files=int(files), row_group_bytes=int(sys.argv[6]))
+    report = exporting.run(request, Acting())
+    print(report.status, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+except StageError as error:
+    print(f"error: {error.message}", file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+def start(table: str, dest: Path, where: str = "-", action: str = "-", files: int = 4, group: int = 10_000) -> Any:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, table, str(dest), where, action, str(files), str(group)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+    )
+
+
+def finish(process: Any) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def test_a_killed_export_leaves_the_generation_before_it_and_the_next_run_heals_it(tmp_path: Path) -> None:
+    table, dest = make_numbers(tmp_path / "numbers", 5000, commits=3), tmp_path / "export"
+    old = exporting.run(request(table, dest, version=0, files=2))
+    points = ["write", "advance 1", "advance 4", "footers", "before put", "before remove"]
+    for point in points:
+        code, _, err = finish(start(table, dest, point, "kill"))
+        assert code == -signal.SIGKILL, (point, err)
+
+        manifest = read_manifest(LocalFolder(str(dest)))
+        assert manifest is not None
+        committed = point == "before remove"
+        assert (manifest.generation == old.generation) is not committed
+        assert manifest.rows == (5000 if committed else old.rows)
+        assert all((dest / file.path).stat().st_size == file.bytes for file in manifest.files)
+
+        healed = exporting.run(request(table, dest, version=None if committed else 0, files=4 if committed else 2,
+                                       **({"row_group_bytes": 10_000} if committed else {})))  # fmt: skip
+        assert healed.status == "unchanged"
+        after = read_manifest(LocalFolder(str(dest)))
+        assert after is not None
+        assert set(tree(dest)) == {".uc_stage/manifest.json", *(file.path for file in after.files)}, point
+
+    assert sorted(row["id"] for row in read_export(dest)) == list(range(5000))
+
+
+def test_a_killed_first_export_is_healed_by_the_next(tmp_path: Path) -> None:
+    table, dest = make_numbers(tmp_path / "numbers", 5000), tmp_path / "export"
+    assert finish(start(table, dest, "footers", "kill"))[0] == -signal.SIGKILL
+    torn = parquet_files(dest)
+    assert torn
+
+    report = exporting.run(request(table, dest))
+
+    assert (report.status, len(parquet_files(dest))) == ("done", 1)
+    assert not set(torn) & set(parquet_files(dest))
+
+
+def test_an_interrupted_export_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    table, dest = make_numbers(tmp_path / "numbers", 50_000), tmp_path / "export"
+
+    code, _, err = finish(start(table, dest, "advance 3", "interrupt"))
+
+    assert code == -signal.SIGINT or "KeyboardInterrupt" in err
+    assert "ignored" not in err
+    assert not dest.exists()
+
+
+def test_of_two_exports_at_once_one_goes_on_and_the_other_is_busy(tmp_path: Path) -> None:
+    table, dest = make_numbers(tmp_path / "numbers", 5000), tmp_path / "export"
+    gate = str(tmp_path / "gate")
+    first = start(table, dest, "advance 1", f"wait:{gate}")
+    deadline = time.monotonic() + 60
+    while not os.path.exists(f"{gate}.reached") and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+    second = finish(start(table, dest))
+    Path(gate).touch()
+
+    assert finish(first)[0] == 0
+    assert second[0] == 11
+    assert f"process {first.pid}" in second[2]
+    assert len(read_export(dest)) == 5000
+
+
+def test_a_disk_that_is_full_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    write_deltalake(str(table), pa.table({"blob": [os.urandom(1000) for _ in range(1000)]}))
+
+    code, _, err = finish(start(str(table), tmp_path / "export", "small files"))
+
+    assert code == 14, err
+    assert err.startswith("error: `")
+    assert "Traceback" not in err
+    assert "ignored" not in err
+    assert not (tmp_path / "export").exists()
+
+
+def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
+    peaks = []
+    for commits in (4, 16):
+        table = str(tmp_path / f"table-{commits}")
+        for index in range(commits):
+            ids = pa.array(range(index * 50_000, (index + 1) * 50_000), pa.int64())
+            text = pa.array([f"{i:0200}" for i in range(50_000)])
+            write_deltalake(table, pa.table({"id": ids, "text": text}), mode="append")
+        code, out, err = finish(start(table, tmp_path / f"export-{commits}", group=4 * 1024**2))
+        assert code == 0, err
+        peaks.append(int(out.split()[1]))
+
+    assert peaks[1] < 1.5 * peaks[0]
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_the_rows_of_an_export_are_those_of_the_table_whatever_the_number_of_files(tmp_path: Path, files: int) -> None:
+    table, dest = make_numbers(tmp_path / "numbers", 5000, commits=2), tmp_path / "export"
+
+    code, out, _ = finish(start(table, dest, files=files))
+
+    assert (code, out.split()[0]) == (0, "done")
+    assert sorted(row["id"] for row in read_export(dest)) == list(range(5000))
