@@ -16,7 +16,8 @@ _uc_stage() {
     if [[ -n $command ]]; then case $prev in
         --compression) words='zstd snappy none' ;;
         --engine) words='auto local spark' ;;
-        --cache-dir) mapfile -t COMPREPLY < <(compgen -d -- "$cur"); compopt -o filenames; return ;;
+        --cache-dir)
+            mapfile -t COMPREPLY < <(compgen -d -- "$cur"); compopt -o filenames; return ;;
         --batch-size|--columns|--file-size|--files|--jobs|--keep|--limit|--readers|--remote|--require|--reserve|--row-group-size|--seconds|--size|--timeout|--timestamp|--version|--where|--workers|-j) return ;;
     esac; fi
     if [[ -n $words && $cur != -* ]]; then

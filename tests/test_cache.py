@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,7 +32,6 @@ from uc_stage.sources import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 class Watcher:
@@ -428,7 +428,7 @@ def test_a_copy_and_its_source_do_not_lie_in_one_another(
 ) -> None:
     with pytest.raises(InvalidRequest, match="lie in one another"):
         cache(source, dest=str(tmp_path / dest))
-    with pytest.raises(InvalidRequest, match="lie in one another"):
+    with pytest.raises(InvalidRequest, match="lies in its source"):
         cache(source, cache_dir=f"{source}/cache")
 
 
@@ -834,3 +834,76 @@ def test_a_copys_name_is_one_plain_part_of_a_path(url: str) -> None:
 
 def test_the_default_number_of_threads_holds_memory_within_a_quarter_of_a_gigabyte() -> None:
     assert (transfer.DEFAULT_JOBS + transfer._SPARE_BUFFERS) * transfer.RANGE_BYTES <= 256 * 1024**2
+
+
+def test_a_users_file_in_a_copy_is_never_removed(source: str, cache: Callable[..., CacheReport]) -> None:
+    path = Path(cache(source).path)
+    (path / "labels.csv").write_text("precious")
+    assert cache(source).status == "unchanged"
+    victim = next(file for file in sorted(path.rglob("*")) if file.is_file() and ".uc_stage" not in str(file))
+    os.utime(victim, (1, 1))
+    before = tree(str(path))
+
+    for options in ({}, {"force": True}):
+        with pytest.raises(InvalidRequest, match=r"holds `labels\.csv`, which uc-stage did not write"):
+            cache(source, **options)
+    assert tree(str(path)) == before
+
+    (path / "labels.csv").unlink()
+    assert cache(source).status == "done"
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_bytes(b"1"), lambda path: path.symlink_to("/usr")])
+def test_what_stands_where_the_copy_belongs_is_left_alone(
+    make: Callable[[Path], object], source: str, tmp_path: Path
+) -> None:
+    request = CacheRequest(source, cache_dir=str(tmp_path / "cache"))
+    path = Path(caching.plan(request).path)
+    path.parent.mkdir(parents=True)
+    os.chmod(tmp_path / "cache", 0o700)
+    make(path)
+    with pytest.raises(InvalidRequest, match="is not uc-stage's"):
+        caching.run(request)
+    assert os.path.lexists(path)
+
+
+def test_a_copy_whose_marker_is_gone_is_left_alone(source: str, cache: Callable[..., CacheReport]) -> None:
+    path = Path(cache(source).path)
+    (path / COPY_PATH).unlink()
+    before = tree(str(path))
+    with pytest.raises(InvalidRequest, match="is not uc-stage's"):
+        cache(source)
+    assert tree(str(path)) == before
+
+
+def test_a_folder_of_a_copy_that_became_a_file_is_refused_as_foreign(
+    tmp_path: Path, cache: Callable[..., CacheReport]
+) -> None:
+    (tmp_path / "s/a").mkdir(parents=True)
+    (tmp_path / "s/a/1").write_bytes(b"1")
+    path = Path(cache(str(tmp_path / "s")).path)
+    (path / "a/1").unlink()
+    (path / "a").rmdir()
+    (path / "a").write_bytes(b"x")
+    with pytest.raises(InvalidRequest, match="holds `a`, which uc-stage did not write"):
+        cache(str(tmp_path / "s"))
+
+
+def test_a_partition_of_a_delta_table_is_no_source(tmp_path: Path, cache: Callable[..., CacheReport]) -> None:
+    (tmp_path / "table/_delta_log").mkdir(parents=True)
+    (tmp_path / "table/country=DE").mkdir()
+    (tmp_path / "table/country=DE/1.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InvalidRequest, match="table` is a Delta table"):
+        cache(str(tmp_path / "table/country=DE"))
+
+
+def test_a_folder_that_was_there_before_gets_no_tag_and_a_source_no_cache(source: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "thesis.tex").touch()
+    caching.run(CacheRequest(source, cache_dir=str(home)))
+    assert not (home / "CACHEDIR.TAG").exists()
+    before = tree(source)
+    with pytest.raises(InvalidRequest, match="lies in its source"):
+        caching.run(CacheRequest(source, dest=str(tmp_path / "d"), cache_dir=f"{source}/cache"))
+    assert tree(source) == before

@@ -127,6 +127,13 @@ def test_an_error_is_one_line_and_a_hint(tmp_path: Path) -> None:
         (["cache", "s", "--reserve", "-1"], "--reserve"),
         (["bench", "s", "--require", "fast"], "--require"),
         (["bench", "s", "--readers", "warp"], "warp"),
+        (["bench", "s", "--readers", "raw\nhf"], "--readers"),
+        (["bench", "s", "--seconds", "nan"], "--seconds"),
+        (["bench", "s", "--seconds", "inf"], "--seconds"),
+        (["cache", "/usr/share", "--timeout", "nan"], "--timeout"),
+        (["cache", "/usr/share", "--cache-dir", ""], "--cache-dir"),
+        (["cache", "/usr/share", ""], "DEST"),
+        (["cache", "/" + "x" * 300], "x" * 300),
     ],
 )
 def test_a_bad_value_is_a_usage_error_that_names_the_flag(words: list[str], named: str) -> None:
@@ -162,7 +169,7 @@ def test_every_help_ends_with_its_exit_codes_and_shows_an_example(command: str) 
     assert "  Example:\n      " in shown.out
     ending = shown.out.rpartition("Exit codes:\n")[2].splitlines()
     listed = [int(line.split()[0]) for line in ending]
-    assert {0, 1, 2, 129, 130, 143} <= set(listed)
+    assert {0, 1, 2, 129, 130, 141, 143} <= set(listed)
     assert listed == sorted(listed)
 
 
@@ -191,9 +198,43 @@ def test_a_closed_pipe_is_no_error(exported: str) -> None:
     import subprocess
     import sys
 
-    line = f"{sys.executable} -m uc_stage inspect {exported} --json | head -1"
+    for line, seen in ((f"inspect {exported} --json | head -1", "{\n"), (f"inspect {exported} | head -0", "")):
+        script = f"{sys.executable} -m uc_stage {line}; echo ${{PIPESTATUS[0]}} >&2"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=60)
+        assert done.stdout == seen
+        assert done.stderr in ("0\n", "141\n")  # 0 where all of it was in the pipe before `head` went
+
+
+def test_a_full_stdout_is_no_space_and_a_full_stderr_is_no_matter(exported: str, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    def run(redirected: str) -> subprocess.CompletedProcess[str]:
+        line = f"{sys.executable} -m uc_stage cache {exported} --cache-dir {tmp_path}/nvme {redirected}"
+        return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=60)
+
+    full = run(">/dev/full")
+    assert full.returncode == 14
+    assert "No space left" in full.stderr
+    assert run("--json >/dev/full").returncode == 14
+    assert run("2>/dev/full").returncode == 0
+
+
+def test_what_a_terminal_would_obey_is_written_out(tmp_path: Path) -> None:
+    forged = uc_stage("inspect", f"{tmp_path}/none\nhint: rm -rf /\x1b[2J")
+    assert forged.code == 10
+    assert len(forged.err.splitlines()) == 2
+    assert "\x1b" not in forged.err
+    assert "none\\nhint: rm -rf /\\x1b[2J" in forged.err
+
+
+def test_a_working_directory_that_is_gone_is_no_bug(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    line = f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone; {sys.executable} -m uc_stage cache here"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=60)
-    assert (done.stdout, done.stderr) == ("{\n", "")
+    assert done.returncode == 10, done.stderr
 
 
 def test_a_path_that_is_not_utf8_comes_out_as_it_went_in(tmp_path: Path) -> None:
@@ -205,7 +246,8 @@ def test_a_path_that_is_not_utf8_comes_out_as_it_went_in(tmp_path: Path) -> None
     os.mkdir(source)
     Path(os.fsdecode(source), "a.bin").write_bytes(b"x")
     dest = os.path.join(os.fsencode(tmp_path), b"copi\xe9")
-    words = [sys.executable, "-m", "uc_stage", "cache", source, dest, "--cache-dir", str(tmp_path / "nvme")]
+    words: list[str | bytes] = [sys.executable, "-m", "uc_stage", "cache", source, dest]
+    words += ["--cache-dir", str(tmp_path / "nvme")]
     done = subprocess.run(words, capture_output=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (0, dest + b"\n"), done.stderr
     missing = subprocess.run([*words[:4], dest + b"\xff"], capture_output=True, check=False, timeout=60)

@@ -358,7 +358,7 @@ def test_a_url_inside_a_table_is_refused(table: str) -> None:
     with pytest.raises(InvalidRequest, match="lies in the table itself"):
         export("memory://bucket/table", "memory://bucket/table/export")
     open_folder("memory://other/table").put("_delta_log/0.json", b"{}")
-    with pytest.raises(InvalidRequest, match="is a Delta table"):
+    with pytest.raises(InvalidRequest, match="lies in the Delta table"):
         export(table, "memory://other/table")
 
 

@@ -61,7 +61,7 @@ def around(name, before):
 around("put", lambda path: path.endswith("manifest.json"))
 around("remove", lambda path: path.endswith(".parquet"))
 if where == "small files":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 try:
     request = ExportRequest(TableRef.parse(table), dest, files=int(files), row_group_bytes=int(sys.argv[6]))
@@ -69,6 +69,7 @@ try:
     print(report.status, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 except StageError as error:
     print(f"error: {error.message}", file=sys.stderr)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     sys.exit(error.exit_code)
 """
 

@@ -34,7 +34,8 @@ MANIFEST = Manifest(
 )
 
 _words = st.text(string.ascii_letters, min_size=1, max_size=8)
-_files = st.builds(ExportFile, _words, st.integers(0), st.integers(0), st.integers(0), st.none() | _words)
+_sizes = st.integers(0, 2**63 - 1)
+_files = st.builds(ExportFile, _words, _sizes, _sizes, _sizes, st.none() | _words)
 
 
 def stored(**changed: Any) -> bytes:
@@ -49,7 +50,7 @@ def test_a_manifest_reads_back_as_it_was_written() -> None:
     assert (read.rows, read.size, len(read.files)) == (9, 33, 3)
 
 
-@given(st.lists(_files, unique_by=lambda file: file.path), st.text(max_size=5), st.none() | st.integers(0))
+@given(st.lists(_files, unique_by=lambda file: file.path), st.text(max_size=5), st.none() | _sizes)
 def test_any_manifest_reads_back_as_it_was_written(files: list[ExportFile], table: str, limit: int | None) -> None:
     source = dataclasses.replace(SOURCE, table=table, limit=limit, columns=None)
     manifest = dataclasses.replace(MANIFEST, source=source, splits={"train": tuple(files)}, retained={})
@@ -132,3 +133,29 @@ def test_the_id_is_of_the_content_alone() -> None:
         content_id(SOURCE, SCHEMA, dataclasses.replace(LAYOUT, compression="none")),
     ]
     assert len({MANIFEST.id, *others}) == 7
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda raw: raw["source"].update(version="0"),
+        lambda raw: raw["source"].update(table=5),
+        lambda raw: raw["schema"][0].update(name=1),
+        lambda raw: raw["layout"].update(compression="lzma"),
+        lambda raw: raw["splits"]["train"]["files"][0].update(xxh3_128=5),
+        lambda raw: raw["splits"]["train"]["files"][0].update(bytes=10**400),
+        lambda raw: raw["splits"]["train"]["files"][0].update(rows=-1),
+        lambda raw: raw["splits"]["train"]["files"][0].update(path="a\nhint: b"),
+        lambda raw: raw.update(generation="v1-\ud800"),
+    ],
+)
+def test_a_field_of_another_kind_is_refused(change: Any) -> None:
+    raw = json.loads(MANIFEST.to_json())
+    change(raw)
+    with pytest.raises(VerificationFailed, match="`m`"):
+        Manifest.from_json(json.dumps(raw).encode(), "m")
+
+
+def test_a_manifest_nested_without_end_is_refused() -> None:
+    with pytest.raises(VerificationFailed, match="is not JSON"):
+        Manifest.from_json(b"[" * 100_000, "m")

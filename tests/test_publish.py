@@ -215,13 +215,6 @@ def test_parquet_files_that_no_manifest_names_are_refused(folder: Folder) -> Non
     assert [entry.path for entry in folder.entries()] == ["theirs.parquet"]
 
 
-def test_a_delta_table_is_no_place_for_an_export(folder: Folder) -> None:
-    folder.put("_delta_log/00000000000000000000.json", b"{}")
-
-    with pytest.raises(InvalidRequest, match="Delta table"), Publication(folder, 1):
-        pass
-
-
 def test_an_engines_file_is_adopted_under_its_final_name(folder: Folder) -> None:
     with Publication(folder, 1) as publication:
         folder.put(f"{publication.scratch}/part", b"x")

@@ -275,6 +275,20 @@ def test_an_engine_of_its_own_server_is_nobodys_default(spark_remote: str) -> No
     engine.close()
 
 
+def test_the_end_of_a_closed_session_disturbs_no_other(spark_remote: str, spark_session: Any) -> None:
+    from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator as Results
+
+    engine = SparkEngine(spark_remote)
+    assert engine.version
+    session = engine._connection.session
+    engine.close()
+    assert spark_session.range(2).count() == 2
+    threads = Results._release_thread_pool_instance
+    assert threads is not None
+    session.__del__()
+    assert Results._release_thread_pool_instance is threads
+
+
 def test_databricks_connect_is_asked_where_it_is_installed(
     spark_session: Any, texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,16 +345,15 @@ def test_a_setting_that_a_server_refuses_is_remembered() -> None:
 
 
 CLASSIC = """
-import json, pathlib, sys
+import json, sys
 from pyspark.sql import SparkSession
-from tests.spark_export import export, leftovers, rows_of
-from tests.test_spark_engine_sessions import signalled_while_writing
+from tests.spark_export import export, rows_of
 from uc_stage.engines.spark import SparkEngine
 from uc_stage.errors import StageError
 
 session = SparkSession.builder.getOrCreate()
 engine = SparkEngine()
-table, numbers, dest = sys.argv[1:]
+table, dest = sys.argv[1:]
 done = export(engine, table, dest + "/out", where="id < 3", columns=("id",))
 errors = []
 for text in ("no_table", dest):
@@ -348,28 +361,23 @@ for text in ("no_table", dest):
         export(engine, text, dest + "/out")
     except StageError as error:
         errors.append([type(error).__name__, error.message.count("\\n")])
-with signalled_while_writing(pathlib.Path(dest, "s")):
-    export(engine, numbers, dest + "/s", files=1)
-running = session.sparkContext.statusTracker().getActiveJobsIds()
-left = leftovers(dest + "/s")
 version = engine.version
 engine.close()
 zone = session.conf.get("spark.sql.session.timeZone")
-print(json.dumps([rows_of(done), errors, [list(running), left], version.split(".")[0], zone]))
+print(json.dumps([rows_of(done), errors, version.split(".")[0], zone]))
 """
 
 
-def test_classic_spark_gives_the_same(spark_options: list[str], texts: str, numbers: str, tmp_path: Path) -> None:
+def test_classic_spark_gives_the_same(spark_options: list[str], texts: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CLASSIC, texts, numbers, str(tmp_path)],
+        [sys.executable, "-c", CLASSIC, texts, str(tmp_path)],
         env={**spark_environment(), "PYSPARK_SUBMIT_ARGS": " ".join(map(quoted, [*spark_options, "pyspark-shell"]))},
         cwd=".", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    rows, errors, after_signal, version, zone = json.loads(done.stdout.splitlines()[-1])
+    rows, errors, version, zone = json.loads(done.stdout.splitlines()[-1])
     assert rows == {"id": [0, 1, 2]}
     assert errors == [["NotFound", 0], ["NotFound", 0]]
-    assert after_signal == [[], []]
     assert (version, zone) == ("Spark 4", SERVER_TIME_ZONE)
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from uc_stage.errors import AccessDenied, InvalidRequest, NoSpace, NotFound, StageError, VerificationFailed
 from uc_stage.locks import Lock, describe
-from uc_stage.manifest import COPY_PATH, MANIFEST_PATH, CopyRecord, Manifest
+from uc_stage.manifest import COPY_PATH, FOLDER, MANIFEST_PATH, CopyRecord, Manifest
 from uc_stage.model import CachePlan, CacheReport
 from uc_stage.progress import SILENT
-from uc_stage.publish import CopyPublication, now, read_copy, read_journal, remove_copy, tag_cache
+from uc_stage.publish import CopyPublication, is_marked, now, read_copy, read_journal, remove_copy, tag_cache
 from uc_stage.sources import open_source
 from uc_stage.storage import open_folder, translated
 from uc_stage.transfer import DEFAULT_JOBS, copy_files, hash_files
@@ -44,8 +44,18 @@ def plan(request: CacheRequest) -> CachePlan:
         AccessDenied: the cache folder is a link or another user's.
         NotFound, Unsupported, VerificationFailed, Unavailable: as `open_source`.
     """
+    if not request.cache_dir.strip() or (request.dest is not None and not request.dest.strip()):
+        flag = "DEST" if request.cache_dir.strip() else "`--cache-dir`"
+        raise InvalidRequest(f"{flag} is empty", hint="name a folder, or leave it out")
+    if request.timeout is not None and not request.timeout >= 0:
+        raise InvalidRequest(f"`--timeout {request.timeout}` is no time to wait", hint="give 0 or more seconds")
     _refuse_unsafe_root(_root(request))
     source = open_source(request.source)
+    if "://" not in source.url and _is_in(_root(request), source.url):
+        raise InvalidRequest(
+            f"the cache folder `{_root(request)}` lies in its source `{source.url}`",
+            hint="choose another one with `--cache-dir`",
+        )
     manifest_id = source.manifest.id if source.manifest else None
     return _survey(request, source.url, source.generation, manifest_id, source.files)
 
@@ -131,9 +141,11 @@ def _prepare_root(root: str) -> None:
     with translated(root):
         os.makedirs(root, mode=0o700, exist_ok=True)
         _refuse_unsafe_root(root)
+        if not os.listdir(root):
+            # A folder that was there before can hold what somebody wants in a backup.
+            tag_cache(root)
         for name in ("copies", "partial", "locks"):
             os.makedirs(f"{root}/{name}", mode=0o700, exist_ok=True)
-        tag_cache(root)
 
 
 def _survey(
@@ -193,11 +205,15 @@ def _record_at(path: str, request: CacheRequest) -> CopyRecord | None:
         return None
 
 
+def _is_in(path: str, folder: str) -> bool:
+    folder = os.path.realpath(folder)
+    return os.path.commonpath([os.path.realpath(path), folder]) == folder
+
+
 def _refuse_nesting(path: str, url: str) -> None:
     if "://" in url:
         return
-    source, copy = os.path.realpath(url), os.path.realpath(path)
-    if os.path.commonpath([source, copy]) in (source, copy):
+    if _is_in(url, path) or _is_in(path, url):
         raise InvalidRequest(
             f"the copy `{path}` and its source `{url}` lie in one another",
             hint="choose a DEST or a `--cache-dir` apart from SOURCE",
@@ -315,8 +331,9 @@ def _make(current: CachePlan, place: _Place, manifest: bytes | None, lock: Lock,
     shared = _Shared(progress, lock)
     blank = CopyRecord(current.source, current.generation, current.manifest_id, now(), ())
     publication = CopyPublication(place.path, place.partial)
-    publication.open(blank)
     damaged = _record_at(place.path, request)
+    _refuse_foreign(place.path, damaged, current.files)
+    publication.open(blank)
     if request.force:
         publication.clear()
     elif damaged is not None:
@@ -344,6 +361,23 @@ def _make(current: CachePlan, place: _Place, manifest: bytes | None, lock: Lock,
             break
         instead = True
     return size, sum(file.bytes for file in good)
+
+
+def _refuse_foreign(path: str, record: CopyRecord | None, files: tuple[CopyFile, ...]) -> None:
+    """Refuses to make a copy anew where somebody put files of their own: they would go with the damaged one."""
+    if not os.path.lexists(path):
+        return
+    if os.path.islink(path) or not os.path.isdir(path) or (os.listdir(path) and not is_marked(path)):
+        raise InvalidRequest(f"`{path}` is not uc-stage's", hint="move it away")
+    ours = {file.path for file in (*files, *(record.files if record else ()))}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            found = os.path.relpath(os.path.join(folder, name), path)
+            if found not in ours and not found.startswith(f"{FOLDER}/"):
+                raise InvalidRequest(
+                    f"the copy `{path}` has to be made anew, and holds `{found}`, which uc-stage did not write",
+                    hint="move that file away",
+                )
 
 
 def _manifest(planned: CachePlan) -> bytes | None:

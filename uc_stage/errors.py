@@ -88,18 +88,21 @@ class Unsupported(StageError):
 
 _ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS}
 _SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NAMES = {errno.ENAMETOOLONG, errno.ELOOP}
 _MISSING = {errno.ENOENT, errno.ENOTDIR}
 
 
 def from_os_error(error: OSError, path: str | os.PathLike[str] | None = None) -> StageError:
     """Gives the typed form of an operating system's refusal, naming the path.
 
-    An errno that is neither access, space nor absence is read as a source that failed (EIO, ETIMEDOUT, ESTALE,
-    ENOTCONN, a closed connection), since only the next try can tell.
+    An errno that is neither a path's form, access, space nor absence is read as a source that failed (EIO, ETIMEDOUT,
+    ESTALE, ENOTCONN, a closed connection), since only the next try can tell.
     """
     where = os.fspath(path) if path is not None else error.filename or "the file system"
     why = error.strerror or str(error) or type(error).__name__
     message = f"`{where}`: {why}"
+    if error.errno in _NAMES:
+        return InvalidRequest(message, hint="choose another path")
     if error.errno in _ACCESS or isinstance(error, PermissionError):
         return AccessDenied(message, hint="check the owner and mode of the path, or the grants on the volume")
     if error.errno in _SPACE:

@@ -17,7 +17,7 @@ from uc_stage.model import ExportFile, ExportPlan, ExportReport, Layout
 from uc_stage.parquet import Footer, read_footers
 from uc_stage.progress import SILENT
 from uc_stage.publish import Publication, now, read_manifest, sweep
-from uc_stage.storage import LocalFolder, open_folder
+from uc_stage.storage import LocalFolder, open_folder, table_around
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,15 +185,10 @@ def _destination(request: ExportRequest) -> Folder:
     if isinstance(folder, LocalFolder):
         if os.path.lexists(place) and not os.path.isdir(place):
             raise InvalidRequest(f"DEST `{place}` is not a folder", hint="name a folder, which may not exist yet")
-        above = os.path.realpath(place)
-        while above != os.path.dirname(above):
-            if os.path.isdir(os.path.join(above, "_delta_log")):
-                raise InvalidRequest(f"DEST `{place}` lies in the Delta table `{above}`", hint="choose another folder")
-            above = os.path.dirname(above)
     elif f"{place}/".startswith(request.table.text.rstrip("/") + "/"):
         raise InvalidRequest(f"DEST `{place}` lies in the table itself", hint="choose another folder")
-    elif open_folder(folder.locate("_delta_log")).exists():
-        raise InvalidRequest(f"DEST `{place}` is a Delta table", hint="choose another folder")
+    if (table := table_around(folder)) is not None:
+        raise InvalidRequest(f"DEST `{place}` lies in the Delta table `{table}`", hint="choose another folder")
     return folder
 
 

@@ -22,6 +22,8 @@ MANIFEST_PATH = f"{FOLDER}/manifest.json"
 COPY_FORMAT = "uc-stage-copy/1"
 COPY_PATH = f"{FOLDER}/copy.json"
 
+# Beyond it there is no size, count or time in nanoseconds.
+_MOST = 2**63 - 1
 _EXPORT_AGAIN = "export the table again; the manifest was changed or damaged"
 _CACHE_AGAIN = "remove the copy and cache the source again; its record was changed or damaged"
 
@@ -111,6 +113,10 @@ class Manifest:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise _broken(where, f"lacks a field or holds one of the wrong kind ({error})") from None
+        # uc-stage gives these names itself, of plain letters: others could be text for a terminal, or no text at all.
+        names = [manifest.generation, manifest.id, *(file.path for file in manifest.files)]
+        if odd := next((name for name in names if not name.isprintable()), None):
+            raise _broken(where, f"holds the name {odd!a}, which cannot be printed")
         check_paths([file.path for file in manifest.files], where)
         for paths in manifest.retained.values():
             check_paths(paths, where)
@@ -213,7 +219,7 @@ def _parsed(data: bytes, where: str, form: str, hint: str) -> dict[str, Any]:
     """The JSON object of a stored record, once its format is the one that this version reads."""
     try:
         raw = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _broken(where, f"is not JSON ({error})", hint) from None
     stored = raw.get("format") if isinstance(raw, dict) else None
     family = form.rpartition("/")[0]
@@ -252,7 +258,8 @@ def _record(kind: type[Any], data: Any) -> Any:
     known = {key: value for key, value in data.items() if key in hints}
     for key, value in known.items():
         # Only a time can lie before its epoch.
-        if not _fits(value, hints[key]) or (type(value) is int and value < 0 and key != "mtime_ns"):
+        whole = type(value) is not int or (-_MOST if key == "mtime_ns" else 0) <= value <= _MOST
+        if not _fits(value, hints[key]) or not whole:
             message = f"`{key}` is {value!r}"
             raise TypeError(message)
     return kind(**known)

@@ -75,7 +75,7 @@ class Publication:
 
     Raises on entering:
         Busy: another run that is alive publishes there.
-        InvalidRequest: the folder holds a Delta table, or Parquet files that no manifest names.
+        InvalidRequest: the folder holds Parquet files that no manifest names.
     """
 
     def __init__(self, folder: Folder, version: int, keep: int = 0) -> None:
@@ -94,8 +94,6 @@ class Publication:
 
     def __enter__(self) -> Self:
         self._existed = self.folder.exists()
-        if self._existed:
-            _refuse_foreign_folder(self.folder)
         try:
             self._write_claim()
             self._yield_to_others()
@@ -305,11 +303,6 @@ def _below(folder: Folder, path: str) -> list[str]:
     return [f"{path}/{entry.path}" for entry in inner.entries()] if inner.exists() else []
 
 
-def _refuse_foreign_folder(folder: Folder) -> None:
-    if open_folder(folder.locate("_delta_log")).exists():
-        raise InvalidRequest(f"`{folder.url}` is a Delta table", hint="export into a folder of its own")
-
-
 def _claims(folder: Folder) -> list[dict[str, Any]]:
     """The claims in the folder that can be read; one that is torn belongs to a run that wrote nothing yet."""
     found = []
@@ -334,8 +327,12 @@ def _alive(claim: dict[str, Any]) -> bool:
 def tag_cache(root: str) -> None:
     """Marks a cache folder for what makes backups, by the standard of https://bford.info/cachedir/."""
     text = "Signature: 8a477f597d28d172789f06886806bc55\n# Made by uc-stage; backups may leave this folder out.\n"
-    if not os.path.lexists(os.path.join(root, "CACHEDIR.TAG")):
-        LocalFolder(root).put("CACHEDIR.TAG", text.encode())
+    LocalFolder(root).put("CACHEDIR.TAG", text.encode())
+
+
+def is_marked(path: str) -> bool:
+    """Whether a local folder carries the marker of what `cache` made."""
+    return LocalFolder(path).stat(COPY_PATH) is not None
 
 
 def read_copy(path: str) -> CopyRecord | None:
@@ -369,7 +366,7 @@ def remove_copy(path: str) -> None:
     Raises:
         InvalidRequest: it carries no marker of uc-stage.
     """
-    if LocalFolder(path).stat(COPY_PATH) is None:
+    if not is_marked(path):
         raise InvalidRequest(f"`{path}` carries no marker of uc-stage", hint="remove that folder if it is yours")
     with translated(path):
         with os.scandir(path) as found:
@@ -411,8 +408,8 @@ class CopyPublication:
                     raise InvalidRequest(f"`{self.partial}` is not uc-stage's", hint="move that folder away")
                 self._folder.put(COPY_PATH, record.to_json())
             for temporary in os.listdir(self._folder.locate(_TEMPORARY)):
-                pid, started, _ = temporary.split("-")
-                if not alive({**self._me, "pid": pid, "started": started}):
+                pid, _, rest = temporary.partition("-")
+                if not alive({**self._me, "pid": pid, "started": rest.partition("-")[0]}):
                     self._folder.remove(f"{_TEMPORARY}/{temporary}")
             for aside in os.listdir(above):
                 if aside.startswith(f"{name}.old-"):
@@ -424,7 +421,7 @@ class CopyPublication:
         """Takes in the files of a damaged copy, by hard links, as if a killed run had named them."""
         for file in record.files:
             whole = self._folder.locate(file.path)
-            with translated(whole), contextlib.suppress(FileNotFoundError, FileExistsError):
+            with translated(whole), contextlib.suppress(FileNotFoundError, NotADirectoryError, FileExistsError):
                 if stat.S_ISREG(os.lstat(os.path.join(path, file.path)).st_mode):
                     os.makedirs(os.path.dirname(whole), exist_ok=True)
                     os.link(os.path.join(path, file.path), whole)

@@ -17,7 +17,7 @@ from uc_stage.errors import InvalidRequest, NotFound, Unsupported, VerificationF
 from uc_stage.manifest import FOLDER, check_paths
 from uc_stage.model import CopyFile
 from uc_stage.publish import read_manifest
-from uc_stage.storage import LocalFolder, open_folder
+from uc_stage.storage import LocalFolder, open_folder, table_around
 
 if TYPE_CHECKING:
     from uc_stage.manifest import Manifest
@@ -63,8 +63,8 @@ def open_source(url: str) -> CopySource:
     manifest = read_manifest(folder)
     if manifest is not None:
         return _export(folder, manifest)
-    if open_folder(folder.locate("_delta_log")).exists():
-        raise _delta(folder.url)
+    if (table := table_around(folder)) is not None:
+        raise _delta(table)
     if not folder.exists():
         raise NotFound(f"`{folder.url}` is not there", hint="check the path, and that the volume is mounted here")
     return _plain(folder)

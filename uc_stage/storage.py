@@ -129,6 +129,22 @@ def open_folder(url: str) -> Folder:
     return RemoteFolder(url) if "://" in url else LocalFolder(url)
 
 
+def table_around(folder: Folder) -> str | None:
+    """The Delta table that a folder is, or whose files it holds, as the folder of a partition does; None for others.
+
+    Above a URL's folder nothing is looked for: each look costs a round trip, and a bucket has no parents to speak of.
+    """
+    if not isinstance(folder, LocalFolder):
+        return folder.url if open_folder(folder.locate("_delta_log")).exists() else None
+    above = os.path.realpath(folder.url)
+    while True:
+        if os.path.isdir(os.path.join(above, "_delta_log")):
+            return above
+        if above == os.path.dirname(above):
+            return None
+        above = os.path.dirname(above)
+
+
 class LocalFolder:
     """A folder of this machine's file system, which may be a FUSE mount."""
 

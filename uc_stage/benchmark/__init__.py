@@ -38,6 +38,9 @@ READERS: dict[str, tuple[str, str] | None] = {
 }
 
 
+_MOST_SECONDS = 86_400
+
+
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """One parsed `--require`: `reader` is None where the fastest one counts."""
@@ -91,8 +94,10 @@ def _check(request: BenchRequest) -> None:
     for flag, value, least in (("--batch-size", request.batch_size, 1), ("--workers", request.workers, 0)):
         if value < least:
             raise InvalidRequest(f"`{flag} {value}` is below {least}", hint=f"give {least} or more")
-    if request.seconds <= 0:
-        raise InvalidRequest(f"`--seconds {request.seconds:g}` is no time to read", hint="give more than 0")
+    if not 0 < request.seconds <= _MOST_SECONDS:
+        raise InvalidRequest(
+            f"`--seconds {request.seconds:g}` is no time to read", hint=f"give more than 0, at most {_MOST_SECONDS}"
+        )
 
 
 def _parse(text: str) -> _Wanted:

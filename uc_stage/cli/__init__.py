@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -36,8 +37,8 @@ def main() -> NoReturn:
         nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
         sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
         if isinstance(sys.stdout, io.TextIOWrapper):
-            # A path that is not UTF-8 goes out as the bytes that it came in as.
-            sys.stdout.reconfigure(errors="surrogateescape")
+            # A path goes out as the bytes that it came in as, whatever the locale calls text.
+            sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
@@ -52,14 +53,13 @@ def run(argv: list[str]) -> int:
 
     from uc_stage.cli import output
     from uc_stage.cli.app import app
-    from uc_stage.errors import InvalidRequest, StageError
+    from uc_stage.errors import InvalidRequest, StageError, from_os_error
 
     json, debug = _asked("--json", argv), _asked("--debug", argv)
     command = next((word for word in argv if not word.startswith("-")), None)
     try:
         try:
             code = app(argv or ["--help"], prog_name="uc-stage", standalone_mode=False)
-            sys.stdout.flush()
         except TyperException as error:
             words = error.format_message().rstrip(".").replace("'", "`").strip()
             known = f"uc-stage {command} --help" if "No such command" not in words else "uc-stage --help"
@@ -68,12 +68,13 @@ def run(argv: list[str]) -> int:
         if debug:
             traceback.print_exc()
         return output.fail(command, error, json=json)
-    except BrokenPipeError:
-        # Whoever read stdout has gone, as `head` does; what is left in the buffer must not fail at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
     except Terminated as stop:
         return output.stopped(command, stop.number, json=json)
+    except OSError as error:
+        # Of this process's own surroundings, such as a working directory that is gone or a stdout that is full.
+        if debug:
+            traceback.print_exc()
+        return output.fail(command, from_os_error(error), json=json and error.errno != errno.ENOSPC)
     except Exception as error:  # noqa: BLE001 - the last stop: what nobody knew is told as a bug, with its code
         if debug:
             traceback.print_exc()

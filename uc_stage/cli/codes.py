@@ -17,10 +17,11 @@ MEANINGS = {
     20: "below the required throughput (`--require`)",
     129: "ended by SIGHUP",
     130: "ended by SIGINT (Ctrl-C)",
+    141: "the reader of stdout has gone, as `head` goes",
     143: "ended by SIGTERM",
 }
 
-_EVERYWHERE = (0, 1, 2, 129, 130, 143)
+_EVERYWHERE = (0, 1, 2, 129, 130, 141, 143)
 
 
 def epilog(example: str, *codes: int) -> str:

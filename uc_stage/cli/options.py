@@ -58,7 +58,10 @@ def names(text: str | None, flag: str) -> tuple[str, ...] | None:
     """
     if text is None:
         return None
-    found = tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), []))
+    try:
+        found = tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True, strict=True), []))
+    except csv.Error as error:
+        raise InvalidRequest(f"`{flag}` is no list of names: {error}", hint=f"such as {flag} id,label") from None
     if not found or "" in found:
         raise InvalidRequest(f"`{flag} {text}` holds an empty name", hint=f"separate names by commas: {flag} id,label")
     if len(set(found)) != len(found):

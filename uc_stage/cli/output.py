@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json as jsonlib
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from uc_stage import __version__
-from uc_stage.cli.text import amount, duration, size
+from uc_stage.cli.text import amount, duration, printable, size
 from uc_stage.errors import StageError, VerificationFailed
 from uc_stage.model import (
     BenchReport,
@@ -45,17 +47,27 @@ def version(value: bool) -> None:
 def show(command: str, report: Report, *, json: bool, quiet: bool = False) -> int:
     """Renders a report and gives the exit code that it means."""
     status, problem = _verdict(report)
-    if json:
-        data = dataclasses.asdict(report)
-        if isinstance(report, ExportPlan):
-            # The URL of a Spark Connect server can hold a token.
-            data["request"]["remote"] = report.request.remote and report.request.remote.partition(";")[0]
-        _print_json(command, status, data, [] if problem is None else [problem])
-    else:
-        _render(report, quiet=quiet)
+    try:
+        if json:
+            _print_json(command, status, _data(report), [] if problem is None else [problem])
+        else:
+            _render(report, quiet=quiet)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read stdout has gone, as `head` does; what is left in the buffer must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     if problem is not None and not (json or isinstance(report, CacheReport)):
         _print_error(str(problem["message"]), problem["hint"])
     return 0 if problem is None else int(problem["exit_code"])
+
+
+def _data(report: Report) -> dict[str, Any]:
+    data = dataclasses.asdict(report)
+    if isinstance(report, ExportPlan):
+        # The URL of a Spark Connect server can hold a token.
+        data["request"]["remote"] = report.request.remote and report.request.remote.partition(";")[0]
+    return data
 
 
 def fail(command: str | None, error: StageError, *, json: bool) -> int:
@@ -92,9 +104,11 @@ def describe(error: StageError) -> dict[str, Any]:
 
 
 def _print_error(message: str, hint: str | None) -> None:
-    print(f"error: {message}", file=sys.stderr)
-    if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+    # A stderr that takes no more, as a full disk, must not change what the exit code says.
+    with contextlib.suppress(OSError):
+        print(f"error: {printable(message)}", file=sys.stderr)
+        if hint:
+            print(f"hint: {printable(hint)}", file=sys.stderr)
 
 
 def _print_json(command: str | None, status: str, data: Any, errors: list[dict[str, Any]]) -> None:
@@ -169,7 +183,8 @@ def _render(report: Report, *, quiet: bool) -> None:
 
 def _say(message: str, *, quiet: bool) -> None:
     if not quiet:
-        print(message, file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(printable(message), file=sys.stderr)
 
 
 def _export_words(report: ExportReport) -> str:
@@ -225,7 +240,7 @@ def _cache_plan(plan: CachePlan) -> list[tuple[str, str]]:
 def _pairs(rows: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        print(f"{name:<{width}}  {value}".rstrip())
+        print(printable(f"{name:<{width}}  {value}".rstrip()))
 
 
 def _inspect(report: InspectReport) -> None:
@@ -265,11 +280,11 @@ def _inspect(report: InspectReport) -> None:
         print(f"\nschema ({amount(len(report.schema), 'columns')})")
         width = max(len(field.name) for field in report.schema)
         for field in report.schema:
-            print(f"  {field.name:<{width}}  {field.type}{'' if field.nullable else ' not null'}")
+            print(printable(f"  {field.name:<{width}}  {field.type}{'' if field.nullable else ' not null'}"))
     if report.problems:
         print(f"\nproblems ({len(report.problems)})")
         for problem in report.problems:
-            print(f"  {problem.path + ': ' if problem.path else ''}{problem.message}")
+            print(printable(f"  {problem.path + ': ' if problem.path else ''}{problem.message}"))
 
 
 def _spread(spread: Spread | None, form: Any) -> str:
@@ -293,7 +308,7 @@ def _bench(report: BenchReport, *, quiet: bool) -> None:
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
     base: dict[str, Measurement] = {}
     for target in dict.fromkeys(measurement.target for measurement in report.measurements):
-        print(target)
+        print(printable(target))
         table = Table(box=None, padding=(0, 2))
         for column in ("reader", "rows/s", "MB/s", "first batch", "read"):
             table.add_column(column, justify="left" if column == "reader" else "right", no_wrap=True)
@@ -303,7 +318,7 @@ def _bench(report: BenchReport, *, quiet: bool) -> None:
         console.print(table)
         for measurement in measured:
             if measurement.note:
-                print(f"  {measurement.reader}: {measurement.note}")
+                print(printable(f"  {measurement.reader}: {measurement.note}"))
         print()
     for reader, reason in report.skipped.items():
         _say(f"skipped {reader}: {reason}", quiet=quiet)

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from uc_stage.cli.text import amount, duration
+from uc_stage.cli.text import amount, duration, printable
 from uc_stage.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class _Lines:
             self._done += amount
 
     def note(self, message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(printable(message), file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -123,9 +124,9 @@ class _Bar:
 
     def note(self, message: str) -> None:
         if self._bar is None:
-            print(message, file=sys.stderr, flush=True)
+            print(printable(message), file=sys.stderr, flush=True)
         else:
-            self._bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(printable(message), markup=False, highlight=False, soft_wrap=True)
 
     def stop(self) -> None:
         if self._bar is not None:

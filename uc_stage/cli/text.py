@@ -6,6 +6,11 @@ _SECONDS_PER_MINUTE = 60
 _SECONDS_PER_HOUR = 3600
 
 
+def printable(text: str) -> str:
+    """One line of text, in which what a terminal would obey, or could not show, is written out as an escape."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode() for one in text)
+
+
 def size(count: float) -> str:
     """Bytes in decimal units: `56.2 MB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):

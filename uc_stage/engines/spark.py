@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from uc_stage.storage import Folder
 
 _PART = re.compile(r"`([^`]+)`|([^`.]+)")
-_PARTS = "parts"
 _ABORT_SECONDS = 10.0
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _SHARED_HINT = "choose a DEST that this machine and the Spark server both have, such as /Volumes/CATALOG/SCHEMA/VOLUME"
@@ -104,8 +103,8 @@ class SparkEngine:
         source, folder = plan.snapshot.source, publication.folder
         self._refuse_unmet_settings(plan.snapshot)
         progress.phase("write", total=plan.rows, unit="rows")
-        target = f"{publication.scratch}/{_PARTS}"
-        with self._translated(source.table), self._ending_with_us(publication), self._reporting(progress, plan.rows):
+        target = f"{publication.scratch}/parts"
+        with self._translated(source.table), self._reporting(progress, plan.rows):
             self._refuse_unseen(publication)
             frame = _nullable(self._connection.session, self._frame(source)).repartition(plan.files)
             options = {
@@ -113,7 +112,12 @@ class SparkEngine:
                 "maxRecordsPerFile": 0,
                 "parquet.block.size": plan.layout.row_group_bytes,
             }
-            frame.write.mode("error").options(**options).parquet(_for_server(folder.locate(target)))
+            try:
+                frame.write.mode("error").options(**options).parquet(_for_server(folder.locate(target)))
+            except BaseException:
+                # pyspark tells the server to end, and does not wait for it.
+                _wait_for_abort(folder.locate(target))
+                raise
         parts = self._parts(folder, target)
         final = [publication.name("train", index, len(parts)) for index in range(len(parts))]
         for part, name in zip(parts, final, strict=True):
@@ -241,24 +245,6 @@ class SparkEngine:
                 session.removeProgressHandler(report)
         progress.advance(rows - told)
 
-    @contextlib.contextmanager
-    def _ending_with_us(self, publication: Publication) -> Iterator[None]:
-        """Ends Spark's work where a signal ends this process: it would go on, in a folder that is being swept."""
-        session, tag = self._connection.session, f"uc-stage-{publication.generation}"
-        session.addTag(tag)
-        try:
-            yield
-        except Exception:
-            raise
-        except BaseException:
-            # Whatever keeps Spark from it, the signal goes on.
-            with contextlib.suppress(Exception):
-                session.interruptTag(tag)
-                _wait_for_abort(publication.folder.locate(publication.scratch))
-            raise
-        finally:
-            session.removeTag(tag)
-
     def _parts(self, folder: Folder, target: str) -> list[str]:
         """The files with rows that Spark wrote, or one without where there are no rows at all."""
         below = open_folder(folder.locate(target))
@@ -284,10 +270,10 @@ class SparkEngine:
         return [f"{target}/{name}" for name in filled]
 
 
-def _wait_for_abort(scratch: str) -> None:
-    """Waits until Spark removed its own temporary folder, the last that it does when it is told to end."""
+def _wait_for_abort(target: str) -> None:
+    """Waits until Spark removed its temporary folder, the last that it does: what it does later nobody would sweep."""
     deadline = time.monotonic() + _ABORT_SECONDS
-    while os.path.exists(os.path.join(scratch, _PARTS, "_temporary")) and time.monotonic() < deadline:
+    while os.path.exists(os.path.join(target, "_temporary")) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 

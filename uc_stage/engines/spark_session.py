@@ -127,6 +127,9 @@ class Connection:
                     leave()
                 except Exception:  # noqa: BLE001, PERF203, S112 - see above
                     continue
+            # The session's finalizer would close it again, and with it the threads that all sessions of the process
+            # share; where the garbage collector calls it while one is being started, that never returns.
+            client.close = _nothing
             return
         for key, value in self._before.items():
             try:
@@ -184,6 +187,10 @@ class Connection:
             except Exception:  # noqa: BLE001 - a server may refuse any setting, each with an error of its own
                 if before is not None and key in _NEEDED:
                     self.unmet[key] = before
+
+
+def _nothing() -> None:
+    """Does nothing."""
 
 
 def _check_pyspark() -> None:
