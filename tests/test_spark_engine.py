@@ -171,12 +171,12 @@ def test_files_without_rows_are_dropped(engine: SparkEngine, trips: str, tmp_pat
 
 def test_row_groups_follow_the_asked_size(engine: SparkEngine, spark_session: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "table")
-    spark_session.range(0, 60_000, 1, 1).selectExpr("id", "uuid() AS text").write.format("delta").save(path)
-    small = export(engine, path, tmp_path / "small", files=1, row_group_bytes=512 * 1024, compression="none")
+    spark_session.range(0, 20_000, 1, 1).selectExpr("id", "uuid() AS text").write.format("delta").save(path)
+    small = export(engine, path, tmp_path / "small", files=1, row_group_bytes=200 * 1024, compression="none")
     whole = export(engine, path, tmp_path / "whole", files=1, compression="none")
     assert len(whole.footers[0].row_groups) == 1
     assert len(small.footers[0].row_groups) > 2
-    assert sorted(rows_of(small)["id"]) == list(range(60_000))
+    assert sorted(rows_of(small)["id"]) == list(range(20_000))
 
 
 def test_column_mapping_gives_the_tables_names(engine: SparkEngine, spark_session: Any, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def texts(spark_session: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 def numbers(spark_session: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A table whose one file takes a second or two to write."""
     path = str(tmp_path_factory.mktemp("tables") / "numbers")
-    spark_session.range(0, 2_000_000, 1, 1).write.format("delta").save(path)
+    spark_session.range(0, 1_000_000, 1, 1).write.format("delta").save(path)
     return path
 
 
