@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
+# A shell that starts the tests in the background has SIGINT ignored, nohup has SIGHUP ignored, and so would every
+# process have that the tests start; a handler is not handed down.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
+
 pytest_plugins = [
     "tests.fixtures.delta",
     "tests.fixtures.s3",

@@ -43,7 +43,7 @@ _WISHED = {
     "spark.databricks.delta.deltaLog.minorCompaction.useForReads": "false",
 }
 
-# By Spark's and Delta's error conditions, which are documented as stable, the longest prefix first;
+# By Spark's and Delta's error conditions, which are documented as stable; the first prefix that fits counts;
 # https://github.com/apache/spark/blob/master/common/utils/src/main/resources/error/error-conditions.json
 _CONDITIONS: tuple[tuple[str, type[StageError]], ...] = (
     ("DELTA_TABLE_NOT_FOUND", NotFound),
@@ -53,6 +53,7 @@ _CONDITIONS: tuple[tuple[str, type[StageError]], ...] = (
     ("DELTA_READ_TABLE_WITHOUT_COLUMNS", Unsupported),
     ("DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED", Unsupported),
     ("DELTA_INVALID_PROTOCOL_VERSION", Unsupported),
+    ("DELTA_STATE_RECOVER_ERROR", VerificationFailed),
     ("DELTA_UNSUPPORTED", Unsupported),
     ("EXPECT_TABLE_NOT_VIEW", Unsupported),
     ("FAILED_READ_FILE.FILE_NOT_EXIST", NotFound),
@@ -62,7 +63,7 @@ _CONDITIONS: tuple[tuple[str, type[StageError]], ...] = (
     ("SCHEMA_NOT_FOUND", NotFound),
     ("TABLE_OR_VIEW_NOT_FOUND", NotFound),
 )
-# By the SQLSTATE of conditions that are not listed above; the longest prefix first.
+# By the SQLSTATE of conditions that are not listed above; the first prefix that fits counts.
 _STATES: tuple[tuple[str, type[StageError]], ...] = (
     ("42501", AccessDenied),
     ("42", InvalidRequest),
