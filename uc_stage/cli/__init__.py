@@ -40,6 +40,8 @@ def main() -> NoReturn:
             # A path goes out as the bytes that it came in as, whatever the locale calls text.
             sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
         code = run(sys.argv[1:])
+        # All is said: a signal that comes while Python closes down changes nothing any more.
+        _ignore_signals()
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     except Terminated as stop:
@@ -88,9 +90,13 @@ def _asked(flag: str, argv: list[str]) -> bool:
     return flag in words or os.environ.get(f"UC_STAGE{flag.replace('-', '_').upper()[1:]}", "").lower() in _TRUE
 
 
+def _ignore_signals() -> None:
+    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)
+
+
 def _raise_terminated(number: int, _frame: FrameType | None) -> None:
     # A second signal must not interrupt the clean-up that the first one began, unless a person insists.
-    for each in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
+    _ignore_signals()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     raise Terminated(number)
