@@ -773,7 +773,15 @@ def test_what_spark_and_the_desktop_leave_in_a_folder_is_left_out(
     source: str, cache: Callable[..., CacheReport]
 ) -> None:
     expected = tree(source)
-    for name in ("_SUCCESS", "_committed_123", "_started_123", ".a.bin.crc", ".DS_Store", "cats/_SUCCESS"):
+    for name in (
+        "_SUCCESS",
+        "_committed_123",
+        "_committed_vacuum123",
+        "_started_123",
+        ".a.bin.crc",
+        ".DS_Store",
+        "cats/_SUCCESS",
+    ):
         with open(f"{source}/{name}", "wb") as file:
             file.write(b"1")
     os.makedirs(f"{source}/.git/objects")
