@@ -17,4 +17,5 @@ pytest_plugins = [
     "tests.fixtures.shell",
     "tests.fixtures.spark",
     "tests.fixtures.volume",
+    "tests.fixtures.warm",
 ]

@@ -159,8 +159,8 @@ def test_killed_at_each_step_of_publication_a_run_goes_on_from_what_is_good(step
         "note": ("publish.CopyPublication", "_note", 3),
         "rename": ("os", "rename", 4),
         "put": ("storage.LocalFolder", "put", 4),
-        "sync_folder": ("publish", "sync_folder", 2),
-        "commit": ("publish", "remove_copy", 1),
+        "sync_folder": ("publish.copies", "sync_folder", 2),
+        "commit": ("publish.copies", "remove_copy", 1),
     }
     owner, name, count = names[step]
     killer = (

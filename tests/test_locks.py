@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from uc_stage import locks
 from uc_stage.errors import AccessDenied, Busy
-from uc_stage.locks import Lock, alive, identity
+from uc_stage.locks import Lock, alive, has_ended, identity, mark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,3 +118,22 @@ def test_an_identity_is_that_of_a_live_process_alone() -> None:
     assert alive({**mine, "pid": 2**22 + 1}) is False
     assert alive({**mine, "machine": "another"}) is None
     assert alive({}) is None
+
+
+def test_a_mark_in_a_name_tells_of_a_process_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", "from uc_stage.locks import mark; print(mark(), flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        name = f"manifest.json.{process.stdout.readline().strip()}-0123456789ab.tmp"
+        assert not has_ended(name)
+        process.kill()
+        process.wait()
+    assert has_ended(name)
+    assert not has_ended(mark())
+    assert not has_ended("manifest.json.0123456789ab.tmp")
+    machine, _, rest = mark().partition("-")
+    assert not has_ended(f"{machine[::-1]}-{rest}0")
+
+    monkeypatch.setattr(locks, "_machine", lambda: None)
+    assert mark() == ""
+    assert not has_ended(name)

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,12 +16,12 @@ import pytest
 
 from tests.fixtures.delta import left_in
 from tests.test_manifest import MANIFEST
-from uc_stage import publish
-from uc_stage.errors import Busy, InvalidRequest, Unavailable
-from uc_stage.locks import identity
+from uc_stage import locks
+from uc_stage.errors import Busy, InvalidRequest, NotFound, Unavailable
+from uc_stage.locks import identity, mark
 from uc_stage.manifest import MANIFEST_PATH, Manifest
 from uc_stage.model import ExportFile
-from uc_stage.publish import Publication, Written, read_manifest, strays, sweep
+from uc_stage.publish import Publication, Written, exports, read_manifest, strays, sweep
 from uc_stage.storage import Folder, LocalFolder, open_folder
 
 
@@ -70,7 +74,8 @@ def overtaken(folder: Folder) -> None:
 
 
 def claim(folder: Folder, generation: str, **record: Any) -> None:
-    data = {**identity(), "generation": generation, "retire": [], "beat": 0.0, **record}
+    starter = {"pid": os.getppid(), "started": locks._started(os.getppid())}
+    data = {**identity(), **starter, "generation": generation, "retire": [], "beat": 0.0, **record}
     folder.put(f".uc_stage/claims/{generation}.json", json.dumps(data).encode())
 
 
@@ -132,16 +137,17 @@ def test_a_run_that_was_overtaken_does_not_commit(folder: Folder) -> None:
 def test_a_run_gives_way_to_one_that_lives_and_writes_there(folder: Folder) -> None:
     claim(folder, "v0-000000")
 
-    with pytest.raises(Busy, match=f"process {os.getpid()}"), Publication(folder, 1):
+    with pytest.raises(Busy, match=f"process {os.getppid()}") as raised, Publication(folder, 1):
         pass
 
+    assert raised.value.hint == "wait for it to end, or choose another folder"
     assert [entry.path for entry in folder.entries()] == [".uc_stage/claims/v0-000000.json"]
 
 
 def test_of_two_runs_that_began_at_once_the_first_by_name_goes_on(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publish, "_YIELD_SECONDS", 0.3)
+    monkeypatch.setattr(exports, "_YIELD_SECONDS", 0.3)
     claim(folder, "v99-ffffff")
 
     with pytest.raises(Busy), Publication(folder, 1):
@@ -154,8 +160,11 @@ def test_of_two_runs_that_began_at_once_the_first_by_name_goes_on(
 
 def test_a_claim_of_another_machine_counts_as_alive_while_its_heart_beats(folder: Folder) -> None:
     claim(folder, "v0-000000", machine="elsewhere", host="other", beat=time.time())
-    with pytest.raises(Busy, match="`other`"), Publication(folder, 1):
+    with pytest.raises(Busy, match="`other`") as raised, Publication(folder, 1):
         pass
+    assert raised.value.hint in {
+        f"wait for it to end; if it was killed, run the export again in {left} s" for left in range(100, 121)
+    }
 
     claim(folder, "v0-000000", machine="elsewhere", host="other", beat=time.time() - 3600)
     with Publication(folder, 1):
@@ -163,7 +172,7 @@ def test_a_claim_of_another_machine_counts_as_alive_while_its_heart_beats(folder
 
 
 def test_a_claim_is_renewed_while_its_run_goes_on(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "_HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(exports, "_HEARTBEAT_SECONDS", 0.01)
     with Publication(folder, 1) as publication:
         first = json.loads(folder.read(publication.claim))["beat"]
         deadline = time.monotonic() + 10
@@ -243,8 +252,8 @@ def test_what_stops_a_commit_midway_never_leaves_a_manifest_without_its_files(
     calls = {"remove": 0}
     real_put, real_remove = type(folder).put, type(folder).remove
 
-    def put(self: Any, path: str, data: bytes) -> None:
-        real_put(self, path, data)
+    def put(self: Any, path: str, data: bytes, mark: str = "") -> None:
+        real_put(self, path, data, mark)
         if failing == "manifest" and path.endswith("manifest.json"):
             raise error
 
@@ -294,3 +303,190 @@ def test_a_claim_in_a_wrong_form_is_nobodys(claim: Any, folder: Folder) -> None:
     whole = {**identity(), "generation": "v1-000000", "beat": time.time()}
     folder.put(".uc_stage/claims/v1-000000.json", json.dumps({**whole, **claim} if claim else claim).encode())
     published(folder, 1)
+
+
+def test_a_run_that_begins_while_another_sweeps_keeps_its_files(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(folder, 1)
+    begun: list[str] = []
+    real_entries, real_claims = LocalFolder.entries, exports._claims
+
+    def begin() -> None:
+        if not begun:
+            begun.append("v2-000000")
+            claim(folder, "v2-000000", beat=time.time())
+            folder.put("train-00000-of-00001-v2-000000.parquet", b"x")
+
+    def entries(self: LocalFolder, **how: Any) -> Any:
+        found = list(real_entries(self, **how))
+        begin()
+        return iter(found)
+
+    def claims(folder: Folder) -> Any:
+        found = real_claims(folder)
+        begin()
+        return found
+
+    monkeypatch.setattr(LocalFolder, "entries", entries)
+    monkeypatch.setattr(exports, "_claims", claims)
+
+    assert sweep(folder) == []
+    assert folder.stat("train-00000-of-00001-v2-000000.parquet") is not None
+
+
+def test_a_folder_that_another_run_removes_as_an_empty_one_is_made_again(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.makedirs, itertools.count()
+
+    def makedirs(path: str, **how: Any) -> None:
+        real(path, **how)
+        if next(calls) % 2 == 0:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+
+    monkeypatch.setattr(os, "makedirs", makedirs)
+
+    assert read_manifest(folder) is None
+    assert published(folder, 1) == read_manifest(folder)
+
+
+def test_a_folder_that_cannot_stay_is_told(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "makedirs", lambda *_, **__: None)
+
+    with pytest.raises(NotFound, match="No such file"):
+        published(folder, 1)
+
+
+def test_a_run_that_gives_way_leaves_the_scratch_of_the_one_that_goes_on(folder: Folder) -> None:
+    claim(folder, "v0-000000")
+    os.makedirs(folder.locate(".uc_stage/scratch/v0-000000/parts"))
+
+    with pytest.raises(Busy), Publication(folder, 1):
+        pass
+
+    assert os.path.isdir(folder.locate(".uc_stage/scratch/v0-000000/parts"))
+
+
+def test_what_a_run_left_that_was_killed_as_it_put_a_file_is_swept_at_once_and_of_a_live_run_later(
+    folder: Folder,
+) -> None:
+    published(folder, 1)
+    with subprocess.Popen([sys.executable, "-c", "from uc_stage.locks import mark; print(mark())"], stdout=-1) as ended:
+        assert ended.stdout is not None
+        of_ended = ended.stdout.read().decode().strip()
+    left = {
+        f".uc_stage/manifest.json.{of_ended}-aaaaaaaaaaaa.tmp": 0,
+        f".uc_stage/manifest.json.{mark()}-bbbbbbbbbbbb.tmp": 0,
+        ".uc_stage/manifest.json.0123456789ab-1-1-cccccccccccc.tmp": 0,
+        ".uc_stage/manifest.json.dddddddddddd.tmp": 300,
+    }
+    for path, age in left.items():
+        folder.put(path, b"x")
+        os.utime(folder.locate(path), (time.time() - age, time.time() - age))
+
+    assert set(sweep(folder)) == {path for path in left if of_ended in path or "dddd" in path}
+
+
+def test_a_signal_in_the_middle_of_the_clean_up_does_not_cut_it_short(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(folder, 1, files=3)
+    real, calls = LocalFolder.remove, itertools.count()
+
+    def remove(self: LocalFolder, path: str) -> None:
+        if path.endswith(".parquet") and next(calls) == 1:
+            raise KeyboardInterrupt
+        real(self, path)
+
+    monkeypatch.setattr(LocalFolder, "remove", remove)
+    with pytest.raises(KeyboardInterrupt):
+        published(folder, 2)
+
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert {entry.path for entry in folder.entries()} == {manifest.files[0].path, MANIFEST_PATH}
+    assert manifest.source.version == 2
+
+
+def test_what_a_thread_still_writes_as_a_run_fails_gets_no_name_later(folder: Folder) -> None:
+    writing = threading.Event()
+    ended: list[Exception] = []
+
+    def run_on(publication: Publication) -> None:
+        try:
+            with publication.create(publication.name("train", 0, 2)) as file:
+                while True:
+                    file.write(b"x")
+                    writing.set()
+        except ValueError as error:
+            ended.append(error)
+        try:
+            publication.create(publication.name("train", 1, 2))
+        except Busy as error:
+            ended.append(error)
+
+    publication = Publication(folder, 1)
+    thread = threading.Thread(target=run_on, args=(publication,))
+    with publication:
+        thread.start()
+        writing.wait()
+    assert not folder.exists()
+    thread.join()
+    assert [str(error) for error in ended] == ["write to closed file", f"this run of `{folder.url}` has ended"]
+    assert not folder.exists()
+
+
+def test_what_cannot_be_closed_in_time_is_left_to_the_next_run(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports, "_CLOSE_SECONDS", 0.05)
+    with Publication(folder, 1) as publication:
+        file: Any = publication.create(publication.name("train", 0, 1))
+        file._lock.acquire()  # as a thread does that is in a write to a hung mount
+    folder.put(publication.name("train", 0, 1), b"as that write ends")
+    assert folder.stat(publication.claim) is not None
+    file._lock.release()
+    file.close()
+
+    made = published(folder, 2)
+
+    assert {entry.path for entry in folder.entries()} == {made.files[0].path, MANIFEST_PATH}
+
+
+def test_what_cannot_be_removed_after_a_failure_is_left_to_the_next_run(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove(self: LocalFolder, path: str) -> None:
+        raise Unavailable(f"`{path}`: Input/output error")
+
+    monkeypatch.setattr(LocalFolder, "remove", remove)
+    with pytest.raises(ValueError, match="stop"):
+        fail(folder, 1, ValueError("stop"))
+    monkeypatch.undo()
+    assert len(left_in(folder.url)) == 2
+
+    made = published(folder, 2)
+
+    assert {entry.path for entry in folder.entries()} == {made.files[0].path, MANIFEST_PATH}
+
+
+def test_a_manifest_that_is_replaced_between_the_look_and_the_open_is_read(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, real, calls = published(folder, 1), LocalFolder.read, itertools.count()
+
+    def read(self: LocalFolder, path: str) -> bytes:
+        if next(calls) == 0:
+            raise NotFound(f"`{path}`: No such file or directory")
+        return real(self, path)
+
+    monkeypatch.setattr(LocalFolder, "read", read)
+    assert read_manifest(folder) == made
+
+    monkeypatch.setattr(LocalFolder, "read", lambda *_: fail_to_find())
+    with pytest.raises(NotFound, match="though it is listed"):
+        read_manifest(folder)
+
+
+def fail_to_find() -> bytes:
+    raise NotFound("`x`: No such file or directory")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import re
 import socket
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ _SAY_SECONDS = 5.0
 _TELL_SECONDS = 1.0
 # So long a record is replaced by one write, and a reader never sees the end of a longer one before it.
 _RECORD_BYTES = 1024
+_MARK = re.compile(r"([0-9a-f]{12})-(\d+)-(\d+)")
 
 
 def identity() -> dict[str, Any]:
@@ -36,6 +39,24 @@ def alive(record: dict[str, Any]) -> bool | None:
     if record.get("machine") is None or record.get("machine") != _machine():
         return None
     return record.get("started") is not None and _started(int(record["pid"])) == record["started"]
+
+
+def mark() -> str:
+    """Who this process is, as a part of a file's name; empty where nothing could be told from that later."""
+    machine, started = _machine(), _started(os.getpid())
+    return f"{_digest(machine)}-{os.getpid()}-{started}" if machine and started else ""
+
+
+def has_ended(text: str) -> bool:
+    """Whether a name holds the `mark` of a process that has ended, as far as this machine can tell."""
+    found, machine = _MARK.search(text), _machine()
+    if not found or not machine or found[1] != _digest(machine):
+        return False
+    return _started(int(found[2])) != found[3]
+
+
+def _digest(machine: str) -> str:
+    return hashlib.sha256(machine.encode()).hexdigest()[:12]
 
 
 def _machine() -> str | None:

@@ -1,0 +1,251 @@
+"""How a copy gets its name in a cache, on a local disk.
+
+Its files get their names in a partial folder, which gets its own last, by one rename. Whatever kills that, the copy's
+path is absent or complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import secrets
+import shutil
+import stat
+import threading
+from typing import TYPE_CHECKING
+
+from uc_stage.errors import InvalidRequest, NotFound
+from uc_stage.locks import alive, identity
+from uc_stage.manifest import COPY_PATH, FOLDER, MANIFEST_PATH, CopyRecord
+from uc_stage.model import CopyFile
+from uc_stage.storage import LocalFolder, sync_folder, translated
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from uc_stage.storage import Entry
+
+_JOURNAL = f"{FOLDER}/journal.jsonl"
+_TEMPORARY = f"{FOLDER}/unnamed"
+
+
+def tag_cache(root: str) -> None:
+    """Marks a cache folder for what makes backups, by the standard of https://bford.info/cachedir/."""
+    text = "Signature: 8a477f597d28d172789f06886806bc55\n# Made by uc-stage; backups may leave this folder out.\n"
+    LocalFolder(root).put("CACHEDIR.TAG", text.encode())
+
+
+def is_marked(path: str) -> bool:
+    """Whether a local folder carries the marker of what `cache` made."""
+    return LocalFolder(path).stat(COPY_PATH) is not None
+
+
+def read_copy(path: str) -> CopyRecord | None:
+    """The record of the copy, or of the part of one, in a local folder; None where there is none.
+
+    Raises:
+        VerificationFailed, Unsupported: as `CopyRecord.from_json`.
+    """
+    folder = LocalFolder(path)
+    if folder.stat(COPY_PATH) is None:
+        return None
+    return CopyRecord.from_json(folder.read(COPY_PATH), folder.locate(COPY_PATH))
+
+
+def read_journal(partial: str) -> dict[str, CopyFile]:
+    """The files that a partial copy named, with their hashes, by path; a torn line tells of none."""
+    # A run that was killed at its very end has a whole record, and may have no journal any more.
+    record = read_copy(partial)
+    found: dict[str, CopyFile] = {file.path: file for file in record.files} if record else {}
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(partial, _JOURNAL), "rb") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError):
+                file = CopyFile(**json.loads(line))
+                found[file.path] = file
+    return found
+
+
+def remove_copy(path: str) -> None:
+    """Removes a folder that `cache` made, its marker last.
+
+    Raises:
+        InvalidRequest: it carries no marker of uc-stage.
+    """
+    if not is_marked(path):
+        raise InvalidRequest(f"`{path}` carries no marker of uc-stage", hint="remove that folder if it is yours")
+    with translated(path):
+        with os.scandir(path) as found:
+            doomed = [item for item in found if item.name != FOLDER]
+        for item in doomed:
+            if item.is_dir(follow_symlinks=False):
+                shutil.rmtree(item.path)
+            else:
+                os.unlink(item.path)
+        shutil.rmtree(path)
+
+
+class CopyPublication:
+    """One run's way to publish a copy: `open`, fill the partial folder file by file, `commit`.
+
+    A run that ends before its `commit` leaves the partial folder, for the next one to go on from. Two runs at once
+    that no lock keeps apart have temporary names of their own, and can only do the work twice.
+    """
+
+    def __init__(self, path: str, partial: str) -> None:
+        self.path, self.partial = path, partial
+        self._folder = LocalFolder(partial)
+        self._lock = threading.Lock()
+        self._count = 0
+        self._made: set[str] = set()
+        self._me = identity()
+
+    def open(self, record: CopyRecord) -> None:
+        """Makes the partial folder, marked with a record that names no files yet, or goes on with the one there.
+
+        Raises:
+            InvalidRequest: a folder that uc-stage did not make stands there.
+        """
+        above, name = os.path.split(self.partial)
+        with translated(self.partial):
+            os.makedirs(self._folder.locate(_TEMPORARY), exist_ok=True)
+            if read_copy(self.partial) is None:
+                if self._entries():
+                    raise InvalidRequest(f"`{self.partial}` is not uc-stage's", hint="move that folder away")
+                self._folder.put(COPY_PATH, record.to_json())
+            for temporary in os.listdir(self._folder.locate(_TEMPORARY)):
+                pid, _, rest = temporary.partition("-")
+                if not alive({**self._me, "pid": pid, "started": rest.partition("-")[0]}):
+                    self._folder.remove(f"{_TEMPORARY}/{temporary}")
+            for aside in os.listdir(above):
+                if aside.startswith(f"{name}.old-"):
+                    # Another run that no lock keeps apart may be at it.
+                    with contextlib.suppress(InvalidRequest, NotFound):
+                        remove_copy(os.path.join(above, aside))
+
+    def adopt(self, path: str, record: CopyRecord) -> None:
+        """Takes in the files of a damaged copy, by hard links, as if a killed run had named them."""
+        for file in record.files:
+            whole = self._folder.locate(file.path)
+            with translated(whole), contextlib.suppress(FileNotFoundError, NotADirectoryError, FileExistsError):
+                if stat.S_ISREG(os.lstat(os.path.join(path, file.path)).st_mode):
+                    os.makedirs(os.path.dirname(whole), exist_ok=True)
+                    os.link(os.path.join(path, file.path), whole)
+                    self._note(file)
+
+    def clear(self) -> None:
+        """Removes what the partial folder holds, but not its marker."""
+        for entry in self._entries():
+            self._folder.remove(entry.path)
+        self._folder.remove(_JOURNAL)
+
+    def claimed(self, files: Sequence[CopyFile]) -> list[CopyFile]:
+        """Those of `files` that are there in their size, with the hash that each must have; removes all others."""
+        wanted = {file.path: file for file in files}
+        found: list[CopyFile] = []
+        # Listed before the journal is read: a file that another run names in between is in neither.
+        entries = self._entries()
+        journal = read_journal(self.partial)
+        for entry in entries:
+            file, noted = wanted.get(entry.path), journal.get(entry.path)
+            if file and noted and file.bytes == entry.bytes and file.xxh3_128 in (None, noted.xxh3_128):
+                found.append(noted)
+            else:
+                self._folder.remove(entry.path)
+        return found
+
+    def keep(self, files: Sequence[CopyFile], good: Sequence[CopyFile]) -> None:
+        """Settles which of the claimed files are good: gives those their times back, and removes the others."""
+        paths = {file.path for file in good}
+        for file in files:
+            if file.path not in paths:
+                self._folder.remove(file.path)
+            elif file.mtime_ns is not None:
+                with translated(self._folder.locate(file.path)):
+                    os.utime(self._folder.locate(file.path), ns=(file.mtime_ns, file.mtime_ns))
+
+    def temporary(self) -> str:
+        """A path of this process's own for a file that has no name yet."""
+        with self._lock:
+            self._count += 1
+            return self._folder.locate(f"{_TEMPORARY}/{self._me['pid']}-{self._me['started']}-{self._count}")
+
+    def accept(self, temporary: str, file: CopyFile) -> None:
+        """Names a file that is whole, checked and durable, and notes its hash before: a named file never lacks it."""
+        whole = self._folder.locate(file.path)
+        folder = os.path.dirname(whole)
+        with translated(whole):
+            if folder not in self._made:
+                os.makedirs(folder, exist_ok=True)
+                self._made.add(folder)
+            self._note(file)
+            os.rename(temporary, whole)
+
+    def commit(self, record: CopyRecord, manifest: bytes | None, *, replace: bool) -> bool:
+        """Gives the copy its name; says False where the name is taken, unless it is to `replace` what is there.
+
+        Raises:
+            NotFound: a file of the record is not in the partial folder any more.
+        """
+        if manifest is not None:
+            self._folder.put(MANIFEST_PATH, manifest)
+        self._folder.put(COPY_PATH, record.to_json())
+        self._folder.remove(_JOURNAL)
+        self._folder.prune(_TEMPORARY)
+        aside = self._aside()
+        for file in record.files:
+            if (there := self._folder.stat(file.path)) is None or there.bytes != file.bytes:
+                whole = self._folder.locate(file.path)
+                raise NotFound(f"`{whole}` was taken away before the copy was whole", hint="run `cache` again")
+        with translated(self.path):
+            for folder in _folders([*(file.path for file in record.files), COPY_PATH]):
+                sync_folder(self._folder.locate(folder))
+            if replace:
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(self.path, aside)
+            try:
+                os.rename(self.partial, self.path)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                return False
+            sync_folder(os.path.dirname(self.path))
+        if os.path.lexists(aside):
+            remove_copy(aside)
+        return True
+
+    def drop(self) -> None:
+        """Removes the partial folder, in whole: nobody can publish a half of it meanwhile."""
+        aside = self._aside()
+        with translated(self.partial), contextlib.suppress(FileNotFoundError):
+            os.rename(self.partial, aside)
+            remove_copy(aside)
+
+    def _aside(self) -> str:
+        """A name for what is to be removed; `open` finds it where a run was killed at that."""
+        return f"{self.partial}.old-{secrets.token_hex(3)}"
+
+    def _entries(self) -> list[Entry]:
+        """The files outside of uc-stage's own folder."""
+        return [entry for entry in self._folder.entries() if not entry.path.startswith(f"{FOLDER}/")]
+
+    def _note(self, file: CopyFile) -> None:
+        line = json.dumps(dataclasses.asdict(file)).encode() + b"\n"
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self._folder.locate(_JOURNAL), flags, 0o600)
+        try:
+            # One write, so that two threads' lines never mix.
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+
+def _folders(paths: list[str]) -> set[str]:
+    """All folders above some relative paths, the root `""` among them."""
+    found = {""}
+    for path in paths:
+        while (path := path.rpartition("/")[0]) not in found:
+            found.add(path)
+    return found

@@ -1,0 +1,277 @@
+"""Folders of this machine's file system, a FUSE mount of a volume among them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+
+from uc_stage.errors import StageError, Unsupported, VerificationFailed
+from uc_stage.storage.folder import Entry, translated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+
+    from typing_extensions import Self
+
+    from uc_stage.storage.folder import Ranges
+
+    # What a thread of a listing is to do next: a method and its arguments.
+    _Task = tuple[Any, ...]
+
+# A stat or a listing on a volume is a round trip; so many are in flight at once.
+_LISTERS = 32
+
+# So often a new file's folders are made, where somebody removes them.
+_ATTEMPTS = 5
+
+# What a run that was killed inside of `put` leaves has this at its end.
+TEMPORARY_SUFFIX = ".tmp"
+
+
+class _Below(NamedTuple):
+    """A folder in a folder: its relative path with a final `/`, and the real paths from the root to it."""
+
+    prefix: str
+    above: tuple[str, ...]
+
+
+class LocalFolder:
+    """A folder of this machine's file system, which may be a FUSE mount."""
+
+    def __init__(self, path: str) -> None:
+        self.url = os.path.abspath(os.path.expanduser(path))
+
+    def exists(self) -> bool:
+        """Whether the folder is there."""
+        return os.path.isdir(self.url)
+
+    def entries(self, *, hidden: bool = True) -> Iterator[Entry]:
+        """All files below the folder, in no order; links are followed inside the folder."""
+        with translated(self.url):
+            root = os.path.realpath(self.url)
+        results: SimpleQueue[Future[tuple[list[Entry], list[_Task]]]] = SimpleQueue()
+        with ThreadPoolExecutor(_LISTERS, "uc-stage-list") as pool:
+            tasks: list[_Task] = [(self._scan, _Below("", (root,)), hidden)]
+            under_way = 0
+            try:
+                while tasks or under_way:
+                    for act, *given in tasks:
+                        pool.submit(act, *given).add_done_callback(results.put)
+                    under_way += len(tasks) - 1
+                    entries, tasks = results.get().result()
+                    yield from entries
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _scan(self, folder: _Below, hidden: bool) -> tuple[list[Entry], list[_Task]]:
+        """Names what is in one folder, and gives the looks to take at that."""
+        with translated(self.locate(folder.prefix)):
+            try:
+                with os.scandir(self.locate(folder.prefix)) as found:
+                    items = [item for item in found if hidden or not item.name.startswith(".")]
+            except FileNotFoundError:
+                if folder.prefix:
+                    return [], []
+                raise
+        size = -(-len(items) // _LISTERS) or 1
+        return [], [(self._look, folder, items[at : at + size], hidden) for at in range(0, len(items), size)]
+
+    def _look(self, folder: _Below, items: list[os.DirEntry[str]], hidden: bool) -> tuple[list[Entry], list[_Task]]:
+        """Tells files from folders, which on a volume costs a round trip each; what went away meanwhile is neither."""
+        entries: list[Entry] = []
+        scans: list[_Task] = []
+        for item in items:
+            with translated(item.path):
+                if item.is_symlink():
+                    real = os.path.realpath(item.path, strict=True)
+                    _refuse_way_out(item.path, real, folder.above[0])
+                else:
+                    real = os.path.join(folder.above[-1], item.name)
+                if item.is_file():
+                    with contextlib.suppress(FileNotFoundError):
+                        found = item.stat()
+                        entries.append(Entry(folder.prefix + item.name, found.st_size, found.st_mtime_ns))
+                elif item.is_dir():
+                    if real in folder.above:
+                        raise VerificationFailed(
+                            f"`{item.path}` links to a folder that it lies in", hint="remove that link: it has no end"
+                        )
+                    scans.append((self._scan, _Below(f"{folder.prefix}{item.name}/", (*folder.above, real)), hidden))
+                elif os.path.lexists(item.path):
+                    raise Unsupported(
+                        f"`{item.path}` is neither a file nor a folder", hint="move that pipe, socket or device away"
+                    )
+        return entries, scans
+
+    def stat(self, path: str) -> Entry | None:
+        """One file, or None where there is none."""
+        with translated(self.locate(path)):
+            try:
+                found = os.stat(self.locate(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return Entry(path, found.st_size, found.st_mtime_ns)
+
+    def locate(self, path: str) -> str:
+        """The file's absolute path."""
+        return os.path.join(self.url, path)
+
+    def open(self, path: str) -> BinaryIO:
+        """Opens a file for reading, refusing a link that leads out of the folder."""
+        with translated(self.locate(path)):
+            return open(self._descriptor(path), "rb")
+
+    def ranges(self, path: str) -> Ranges:
+        """Opens a file for reading ranges of it, refusing a link that leads out of the folder."""
+        with translated(self.locate(path)):
+            return _LocalRanges(path, self.locate(path), self._descriptor(path))
+
+    def _descriptor(self, path: str) -> int:
+        whole = self.locate(path)
+        root = os.path.realpath(self.url)
+        _refuse_way_out(whole, os.path.realpath(whole), root)
+        # Without O_NONBLOCK a pipe of that name would wait for its writer.
+        descriptor = os.open(whole, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise Unsupported(f"`{whole}` is not a file", hint="move it away")
+
+    def read(self, path: str) -> bytes:
+        """All bytes of a small file."""
+        with translated(self.locate(path)), self.open(path) as file:
+            return file.read()
+
+    def create(self, path: str) -> BinaryIO:
+        """Opens a new file for one sequential write, making its parents."""
+        with translated(self.locate(path)):
+            return cast("BinaryIO", _new_file(self.locate(path)))
+
+    def put(self, path: str, data: bytes, mark: str = "") -> None:
+        """Puts a small file there by a rename, whole or not at all."""
+        whole = self.locate(path)
+        temporary = f"{path}.{mark}{'-' if mark else ''}{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
+        with translated(whole):
+            try:
+                with _new_file(self.locate(temporary)) as file:
+                    file.write(data)
+                os.replace(self.locate(temporary), whole)
+            except BaseException:
+                # What stopped the write may well stop this too, and is what has to be told.
+                with contextlib.suppress(StageError):
+                    self.remove(temporary)
+                raise
+            sync_folder(os.path.dirname(whole))
+
+    def rename(self, path: str, to: str) -> None:
+        """Gives one file another name."""
+        with translated(self.locate(path)):
+            os.rename(self.locate(path), self.locate(to))
+
+    def remove(self, path: str) -> None:
+        """Removes a file; one that is gone already is no error."""
+        with translated(self.locate(path)):
+            try:
+                os.unlink(self.locate(path))
+            except FileNotFoundError:
+                return
+
+    def prune(self, path: str, *, deep: bool = True) -> None:
+        """Removes a folder below this one, if it is empty; `deep`: with the folders in it, as far as they are."""
+        whole = self.locate(path)
+        for folder in [found for found, _, _ in os.walk(whole, topdown=False)] if deep else [whole]:
+            try:
+                os.rmdir(folder)
+            except OSError:  # noqa: PERF203 - each folder that is not empty stays, and its parents with it
+                continue
+
+
+def _new_file(path: str) -> _Durable:
+    """Makes a file and the folders above it, which another run may find empty and remove between the two."""
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            return _Durable(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return _Durable(path)
+
+
+class _Durable:
+    """A file that is written once, from the first byte to the last, and fsynced when it is closed.
+
+    A class of its own because a writer such as pyarrow's closes what it is given, and that is where the sync belongs.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "xb")  # noqa: SIM115 - `close` is this class's purpose
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        try:
+            self._file.flush()
+            sync(self._file.fileno())
+        finally:
+            self._file.close()
+
+
+class _LocalRanges:
+    """A descriptor for ranges; reads may come from any thread."""
+
+    def __init__(self, path: str, whole: str, descriptor: int) -> None:
+        self._whole, self._descriptor = whole, descriptor
+        found = os.fstat(descriptor)
+        self.told: Entry | None = Entry(path, found.st_size, found.st_mtime_ns)
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        done = 0
+        with translated(self._whole):
+            while done < len(buffer) and (got := os.preadv(self._descriptor, [buffer[done:]], offset + done)):
+                done += got
+        return done
+
+    def forget(self) -> None:
+        with translated(self._whole):
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def sync(descriptor: int) -> None:
+    """Syncs a descriptor; a mount that has no fsync (a volume may not) makes bytes durable when they are closed."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+
+
+def sync_folder(path: str) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_way_out(path: str, real: str, root: str) -> None:
+    if os.path.commonpath([root, real]) != root:
+        raise VerificationFailed(f"`{path}` is a link out of the folder", hint="put what it links to in its place")
