@@ -1,11 +1,15 @@
-"""A walk through the Thrift compact bytes of a Parquet footer, for what pyarrow tells at the price of the process.
+"""The Thrift compact bytes of a Parquet footer: a walk to one value, and the whole of it as a tree and back.
 
-pyarrow 26 ends the process (`std::terminate`) when `ColumnChunkMetaData.compression` meets a codec that it does not
-know, which one flipped bit in a footer is enough for. The encoding is Thrift's compact protocol:
+The walk is for what pyarrow tells at the price of the process: pyarrow 26 ends it (`std::terminate`) when
+`ColumnChunkMetaData.compression` meets a codec that it does not know, which one flipped bit in a footer is enough for.
+The tree is for footers that are put together from those of several files. The encoding is Thrift's compact protocol:
 https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
 # A list of so many elements or more has its length in a number of its own.
@@ -35,6 +39,83 @@ def codecs(footer: bytes) -> set[int]:
     except IndexError:
         raise ValueError("the footer ends too early") from None
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list of a tree: the kind of its elements, as Thrift numbers it, and their values."""
+
+    kind: int
+    values: list[Any]
+
+
+# A struct of a tree: by field number the kind and the value, which is a number, bytes, a struct or `Items`.
+Struct = dict[int, tuple[int, Any]]
+
+
+def parse(data: bytes) -> Struct:
+    """The tree of a struct's bytes.
+
+    Raises:
+        ValueError: the bytes are none.
+    """
+    try:
+        return _Walk(data).struct()
+    except IndexError:
+        raise ValueError("the footer ends too early") from None
+
+
+def render(struct: Struct) -> bytes:
+    """The bytes of a struct: what `parse` read, byte for byte, where its fields stood in the order of their numbers."""
+    out = bytearray()
+    _write_struct(out, struct)
+    return bytes(out)
+
+
+def _write_struct(out: bytearray, struct: Struct) -> None:
+    last = 0
+    for field, (kind, value) in struct.items():
+        if 0 < field - last < _LONG + 1:
+            out.append((field - last) << 4 | kind)
+        else:
+            out.append(kind)
+            _write_varint(out, _zigzag(field))
+        if kind not in (_TRUE, _FALSE):
+            _write_value(out, kind, value)
+        last = field
+    out.append(0)
+
+
+def _write_value(out: bytearray, kind: int, value: Any) -> None:
+    if kind in (_TRUE, _FALSE, _BYTE):
+        out.append(value)
+    elif kind == _DOUBLE:
+        out += value
+    elif kind == _BINARY:
+        _write_varint(out, len(value))
+        out += value
+    elif kind in (_LIST, _SET):
+        count = len(value.values)
+        out.append(min(count, _LONG) << 4 | value.kind)
+        if count >= _LONG:
+            _write_varint(out, count)
+        for item in value.values:
+            _write_value(out, value.kind, item)
+    elif kind == _STRUCT:
+        _write_struct(out, value)
+    else:
+        _write_varint(out, _zigzag(value))
+
+
+def _zigzag(value: int) -> int:
+    return value << 1 if value >= 0 else (-value << 1) - 1
+
+
+def _write_varint(out: bytearray, value: int) -> None:
+    while value > 127:  # noqa: PLR2004 - seven bits a byte
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
 
 
 class _Walk:
@@ -68,6 +149,41 @@ class _Walk:
         """Reads a signed integer (zigzag)."""
         value = self._varint()
         return (value >> 1) ^ -(value & 1)
+
+    def struct(self, depth: int = 0) -> Struct:
+        """Reads the struct that begins here."""
+        if depth > _DEEPEST:
+            raise ValueError("the footer is nested too deeply")
+        found: Struct = {}
+        field = 0
+        while head := self._byte():
+            field = field + (head >> 4) if head >> 4 else self.integer()
+            kind = head & 15
+            found[field] = (kind, kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth))
+        return found
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (_TRUE, _FALSE, _BYTE):
+            return self._byte()
+        if kind == _DOUBLE:
+            return self._bytes(8)
+        if kind == _BINARY:
+            return self._bytes(self._varint())
+        if kind in (_LIST, _SET):
+            inner = self._data[self._at] & 15
+            return Items(inner, [self._value(inner, depth + 1) for _ in range(self.elements())])
+        if kind == _STRUCT:
+            return self.struct(depth + 1)
+        if kind == _MAP:
+            raise ValueError("no footer has a map")
+        return self.integer()
+
+    def _bytes(self, count: int) -> bytes:
+        found = self._data[self._at : self._at + count]
+        if len(found) < count:
+            raise IndexError
+        self._at += count
+        return found
 
     def _byte(self) -> int:
         byte = self._data[self._at]

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 
+_SAMPLE_ROWS = 8192
+
+
 def normalised(schema: pa.Schema) -> pa.Schema:
     """A schema with plain types: strings, binaries and lists of 32-bit offsets, timestamps in microseconds.
 
@@ -55,14 +58,26 @@ def fields(schema: pa.Schema) -> tuple[Field, ...]:
     return tuple(Field(field.name, str(field.type), nullable=True) for field in read)
 
 
-def dictionary_columns(schema: pa.Schema) -> list[str]:
-    """The paths of the Parquet columns that a dictionary may make smaller: all but floating-point numbers.
+def dictionary_columns(schema: pa.Schema, rows: pa.Table) -> list[str]:
+    """The paths of the Parquet columns that a dictionary may make smaller, as the first of the rows tell.
 
-    Those hardly ever repeat; trying takes half of a writer's time, and the pages come out larger.
+    Floating-point numbers hardly ever repeat: trying takes half of a writer's time, and the pages come out larger. A
+    flat column of other values is tried where at most half of them differ, and what is nested always.
     """
+    import pyarrow.compute as pc
+    import pyarrow.types as is_a
+
     parquet = _parquet(schema)
     leaves = [parquet.column(index) for index in range(len(parquet))]
-    return [leaf.path for leaf in leaves if leaf.physical_type not in {"FLOAT", "DOUBLE"}]
+    sample = rows.slice(0, _SAMPLE_ROWS)
+    unique = {
+        field.name
+        for field in schema
+        if not is_a.is_nested(field.type)
+        and not is_a.is_null(field.type)
+        and 2 * pc.count_distinct(sample.column(field.name)).as_py() > sample.num_rows
+    }
+    return [leaf.path for leaf in leaves if leaf.physical_type not in {"FLOAT", "DOUBLE"} and leaf.path not in unique]
 
 
 def _parquet(schema: pa.Schema) -> pq.ParquetSchema:

@@ -1,4 +1,4 @@
-"""What a Delta log's folder tells: which versions there are, and when each was committed."""
+"""What a Delta log's folder tells: which versions there are, what they are read from, and when each was committed."""
 
 from __future__ import annotations
 
@@ -6,48 +6,106 @@ import bisect
 import datetime as dt
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from uc_stage.engines.delta.table_files import damaged
 from uc_stage.errors import NotFound, VerificationFailed
 from uc_stage.model import read_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from uc_stage.engines.delta.table_files import TableFiles
+
+FOLDER = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*parquet|(\d{20})\.checkpoint\..*json")
+_COMPACTED = re.compile(r"(\d{20})\.(\d{20})\.compacted\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.(?:(\d{10})\.(\d{10})\.parquet|parquet|[^.]+\.(?:parquet|json))")
 _ENABLED = "delta.enableInCommitTimestamps"
 _ENABLED_AT = "delta.inCommitTimestampEnablementVersion"
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The files that hold the state of one version together, by their paths below the table."""
+
+    version: int
+    paths: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Parts:
+    """The parts of a multi-part checkpoint that are there."""
+
+    total: int
+    names: dict[int, str] = field(default_factory=dict)
+
+
 class DeltaLog:
-    """The listing of `_delta_log`, read once, through the storage that deltalake reads the table with."""
+    """The listing of `_delta_log`, read once. `_last_checkpoint` is not looked at: the listing tells more, and right.
 
-    def __init__(self, table_uri: str, storage_options: dict[str, str]) -> None:
-        import pyarrow.fs
-        from deltalake.fs import DeltaStorageHandler
+    https://github.com/delta-io/delta/blob/master/PROTOCOL.md#delta-log-entries
+    """
 
-        self._fs = pyarrow.fs.PyFileSystem(DeltaStorageHandler(table_uri, storage_options))
+    def __init__(self, files: TableFiles) -> None:
+        self.files = files
         self.modified: dict[int, dt.datetime] = {}
-        self.checkpoints: set[int] = set()
-        for info in self._fs.get_file_info(pyarrow.fs.FileSelector("_delta_log", allow_not_found=True)):
+        self._compacted: dict[int, list[int]] = {}
+        self._checkpoints: list[Checkpoint] = []
+        parts: dict[tuple[int, int], _Parts] = {}
+        for info in sorted(files.list(FOLDER), key=lambda info: str(info.path)):
             name = info.path.rpartition("/")[2]
             if commit := _COMMIT.fullmatch(name):
                 # Delta counts in milliseconds: a time that was told must find its version again.
                 self.modified[int(commit[1])] = info.mtime.replace(microsecond=info.mtime.microsecond // 1000 * 1000)
-            elif checkpoint := _CHECKPOINT.fullmatch(name):
-                self.checkpoints.add(int(checkpoint[1] or checkpoint[2]))
+            elif compacted := _COMPACTED.fullmatch(name):
+                self._compacted.setdefault(int(compacted[1]), []).append(int(compacted[2]))
+            elif not (checkpoint := _CHECKPOINT.fullmatch(name)):
+                continue
+            elif checkpoint[2]:
+                key = int(checkpoint[1]), int(checkpoint[3])
+                parts.setdefault(key, _Parts(key[1])).names[int(checkpoint[2])] = f"{FOLDER}/{name}"
+            else:
+                self._checkpoints.append(Checkpoint(int(checkpoint[1]), (f"{FOLDER}/{name}",)))
+        for (version, total), found in parts.items():
+            if sorted(found.names) == list(range(1, total + 1)):
+                paths = tuple(path for _, path in sorted(found.names.items()))
+                self._checkpoints.append(Checkpoint(version, paths))
 
-    def open(self, path: str) -> Any:
-        """Opens a file of the table, by its path below it, for reading at any offset."""
-        return self._fs.open_input_file(path)
+    def checkpoints(self, version: int) -> list[Checkpoint]:
+        """The whole checkpoints of a version and of earlier ones, the newest first."""
+        found = [checkpoint for checkpoint in self._checkpoints if checkpoint.version <= version]
+        return sorted(found, key=lambda checkpoint: checkpoint.version, reverse=True)
+
+    def commits(self, first: int, last: int) -> list[str]:
+        """The paths of the files that hold the commits from `first` to `last`, in order.
+
+        A compacted file stands in for commits that were cleaned away.
+
+        Raises:
+            VerificationFailed: a commit is in none of them.
+        """
+        paths, version = [], first
+        while version <= last:
+            if version in self.modified:
+                paths.append(f"{FOLDER}/{version:020}.json")
+                version += 1
+                continue
+            until = max((end for end in self._compacted.get(version, ()) if end <= last), default=None)
+            if until is None:
+                raise damaged(self.files.table, f"its log has no commit {version}, which version {last} is built on")
+            paths.append(f"{FOLDER}/{version:020}.{until:020}.compacted.json")
+            version = until + 1
+        return paths
 
     def versions(self) -> tuple[int, int] | None:
         """The first and the last version that can be read; None for a log without any."""
-        known = {*self.modified, *self.checkpoints}
+        whole = {checkpoint.version for checkpoint in self._checkpoints}
+        known = {*self.modified, *whole, *(end for ends in self._compacted.values() for end in ends)}
         if not known:
             return None
-        first = 0 if 0 in self.modified else min(self.checkpoints, default=min(known))
+        first = 0 if 0 in self.modified else min(whole or known)
         return first, max(known)
 
     def require(self, version: int, table: str) -> None:
@@ -68,7 +126,7 @@ class DeltaLog:
         if version not in self.modified:
             return None
         if configuration.get(_ENABLED) == "true" and version >= int(configuration.get(_ENABLED_AT) or 0):
-            first = self.open(f"_delta_log/{version:020}.json").read().partition(b"\n")[0]
+            first = self.files.read(f"{FOLDER}/{version:020}.json").partition(b"\n")[0]
             millis = json.loads(first).get("commitInfo", {}).get("inCommitTimestamp")
             if type(millis) is not int:
                 raise VerificationFailed(

@@ -1,0 +1,194 @@
+"""The local engine: reads Delta tables in this process, by the log's own rules, and streams them into Parquet."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.metadata import version as version_of
+from typing import TYPE_CHECKING, ClassVar
+
+from uc_stage.engines.casting import cast_batch
+from uc_stage.engines.conditions import condition
+from uc_stage.engines.delta.log import FOLDER, DeltaLog
+from uc_stage.engines.delta.replay import replay
+from uc_stage.engines.delta.table_files import OTHER_ENGINE, TableFiles, no_table
+from uc_stage.engines.local.as_is import copy_files, copyable
+from uc_stage.engines.local.scan import Table
+from uc_stage.engines.local.shaping import count_rows, shaped_rows
+from uc_stage.engines.local.writing import write_splits
+from uc_stage.engines.schema import fields
+from uc_stage.engines.selection import Selection, ordering
+from uc_stage.errors import Unsupported, from_os_error
+from uc_stage.model import Snapshot, Source
+
+if TYPE_CHECKING:
+    from uc_stage.engines.conditions import Condition
+    from uc_stage.model import ExportPlan, ExportRequest, Layout
+    from uc_stage.progress import Progress
+    from uc_stage.publish import Publication
+
+_MEMORY = 512 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """One version of a table, open for reading."""
+
+    table: Table
+    timestamp: str | None
+
+
+class LocalEngine:
+    """Reads a path, a URL of an object store, or a name through Unity Catalog's own credentials."""
+
+    name: ClassVar[str] = "local"
+
+    def __init__(self) -> None:
+        self._opened: dict[tuple[str, int], Table] = {}
+
+    @property
+    def version(self) -> str:
+        """This package, which reads the log, and the library that reads Parquet, with their versions."""
+        return f"uc-stage {version_of('uc-stage')}, pyarrow {version_of('pyarrow')}"
+
+    def resolve(self, request: ExportRequest) -> Snapshot:
+        """Pins the table to one version and checks the columns and the predicate against its schema."""
+        asked = request.table
+        location, options = _located(asked.text, is_name=asked.is_name)
+        opened = _open(location, options, asked.text, asked.version, asked.timestamp)
+        table, state = opened.table, opened.table.state
+        selection = Selection.of(request, table.schema)
+        _refuse_own_order(table, selection)
+        name = location if os.path.isabs(location) else asked.text
+        source = selection.source(request, name, state.table_id, state.version, opened.timestamp)
+        self._opened[name, state.version] = table
+        files = len(copyable(table)) if request.as_is else len(table.files)
+        is_whole = source.where is None and source.sample is None
+        rows = table.rows if is_whole else None
+        null_counts = None
+        if is_whole and source.limit is None:
+            null_counts = {
+                column: nulls for column, nulls in table.null_counts.items() if column in selection.schema.names
+            }
+        return Snapshot(
+            source=source,
+            schema=fields(selection.schema),
+            rows=rows if rows is None or source.limit is None else min(rows, source.limit),
+            bytes=sum(file.size for file in table.files),
+            table_rows=table.rows,
+            files=files,
+            null_counts=null_counts or None,
+            order_by=selection.order_by,
+            split_by=selection.split_by,
+        )
+
+    def count(self, snapshot: Snapshot, layout: Layout) -> dict[str, int]:
+        """The rows of each split, counted by reading where the log alone does not tell."""
+        table = self._table(snapshot.source)
+        return count_rows(table, snapshot.source, layout, _condition(table, snapshot.source), _MEMORY)
+
+    def write(self, plan: ExportPlan, publication: Publication, progress: Progress) -> dict[str, tuple[str, ...]]:
+        """Streams the snapshot into the plan's files and gives their names."""
+        source = plan.snapshot.source
+        table = self._table(source)
+        selection = Selection.of(plan.request, table.schema)
+        if plan.layout.as_is and (files := copyable(table)):
+            names = tuple(publication.name("train", index, len(files)) for index in range(len(files)))
+            copy_files(table, files, names, publication, progress)
+            return {"train": names}
+        columns = source.columns or tuple(table.schema.names)
+        rows = shaped_rows(table, source, plan.layout, columns, _condition(table, source), plan.request.memory)
+        cast = ((split, cast_batch(batch, selection.schema, selection.casts)) for split, batch in rows)
+        return write_splits(cast, selection.schema, plan, publication, progress)
+
+    def close(self) -> None:
+        """Lets go of the tables."""
+        self._opened.clear()
+
+    def _table(self, source: Source) -> Table:
+        """The table that `resolve` opened for a source; after a `close`, the same version again."""
+        key = source.table, source.version
+        if key not in self._opened:
+            location, options = _located(source.table, is_name=not os.path.isabs(source.table))
+            self._opened[key] = _open(location, options, source.table, source.version, None).table
+        return self._opened[key]
+
+
+def _refuse_own_order(table: Table, selection: Selection) -> None:
+    """Refuses to compare text that Spark compares by a collation, or by the rules of CHAR."""
+    where = () if selection.where is None else condition(selection.where, table.schema).columns
+    compared = {*where, *(ordering(term)[0] for term in selection.order_by), selection.split_by}
+    for column in table.columns:
+        if column.own_order and column.name in compared:
+            raise Unsupported(
+                f"`{column.name}` is compared by a collation, or as CHAR, which the local engine does not do",
+                hint=OTHER_ENGINE,
+            )
+
+
+def _condition(table: Table, source: Source) -> Condition | None:
+    return None if source.where is None else condition(source.where, table.schema)
+
+
+def _located(text: str, *, is_name: bool) -> tuple[str, dict[str, str]]:
+    """Where a table's files are: an absolute path or a URL, with the options that its storage needs."""
+    if text.startswith("dbfs:/Volumes/"):
+        text = text.removeprefix("dbfs:")
+    if text.startswith("file://"):
+        text = text.removeprefix("file://")
+    path = os.path.abspath(os.path.expanduser(text))
+    if is_name and not os.path.isdir(path):
+        from uc_stage.engines.delta.unity import locate
+
+        return locate(text, os.environ)
+    if "://" in text:
+        return text, _from_environment(text)
+    return path, {}
+
+
+def _from_environment(url: str) -> dict[str, str]:
+    """What the object store does not take from the environment by itself: leave to speak plain HTTP to an endpoint."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    if url.startswith(("s3://", "s3a://")) and endpoint.startswith("http://"):
+        return {"aws_endpoint": endpoint, "aws_allow_http": "true"}
+    return {}
+
+
+def _open(location: str, options: dict[str, str], text: str, version: int | None, timestamp: str | None) -> _Opened:
+    """Opens one version of a table.
+
+    Raises:
+        NotFound: no such table or version. Unsupported: a feature that is not read rightly.
+        VerificationFailed: the log is damaged.
+    """
+    if os.path.isabs(location):
+        _require_log(location, text)
+    log = DeltaLog(TableFiles(location, options, text))
+    span = log.versions()
+    if span is None:
+        raise no_table(text)
+    if version is not None:
+        log.require(version, text)
+    state = replay(log, span[1] if version is None else version)
+    if timestamp is not None:
+        pinned = log.version_at(timestamp, state.configuration, text)
+        state = state if pinned == state.version else replay(log, pinned)
+    table = Table(log.files, state)
+    if not table.columns:
+        raise Unsupported(f"`{text}` has no columns", hint="export a version that has some")
+    committed = log.committed_at(state.version, state.configuration)
+    return _Opened(table, None if committed is None else committed.isoformat(timespec="milliseconds"))
+
+
+def _require_log(path: str, text: str) -> None:
+    try:
+        with os.scandir(path) as found:
+            is_table = any(item.name == FOLDER for item in found)
+        if is_table:
+            os.scandir(os.path.join(path, FOLDER)).close()
+    except NotADirectoryError:
+        raise no_table(text) from None
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    if not is_table:
+        raise no_table(text)
