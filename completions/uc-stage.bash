@@ -7,7 +7,7 @@ _uc_stage() {
     done
     case $command in
         '') flags='--help --version' words='export cache inspect bench demo' ;;
-        export) flags='--version --timestamp --engine --remote --columns --where --limit --files --file-size --row-group-size --compression --keep --force --dry-run -n --json --quiet -q --debug -h --help' ;;
+        export) flags='--query --version --timestamp --engine --remote --columns --exclude-columns --where --limit --sample --cast --for --split --split-by --shuffle --seed --order-by --world-size --workers --files-per-worker --equal-rows --drop-remainder --as-is --files --file-size --row-group-size --compression --memory --keep --force --dry-run -n --json --quiet -q --debug -h --help' ;;
         cache) flags='--cache-dir --jobs -j --reserve --timeout --check --force --dry-run -n --json --quiet -q --debug -h --help' ;;
         inspect) flags='--verify --version --timestamp --remote --json --quiet -q --debug -h --help' ;;
         bench) flags='--readers --batch-size --workers --seconds --require --json --quiet -q --debug -h --help' ;;
@@ -16,9 +16,10 @@ _uc_stage() {
     if [[ -n $command ]]; then case $prev in
         --compression) words='zstd snappy none' ;;
         --engine) words='auto local spark' ;;
+        --for) words='any hf torch' ;;
         --cache-dir)
             mapfile -t COMPREPLY < <(compgen -d -- "$cur"); compopt -o filenames; return ;;
-        --batch-size|--columns|--file-size|--files|--jobs|--keep|--limit|--readers|--remote|--require|--reserve|--row-group-size|--seconds|--size|--timeout|--timestamp|--version|--where|--workers|-j) return ;;
+        --batch-size|--cast|--columns|--exclude-columns|--file-size|--files|--files-per-worker|--jobs|--keep|--limit|--memory|--order-by|--query|--readers|--remote|--require|--reserve|--row-group-size|--sample|--seconds|--seed|--size|--split|--split-by|--timeout|--timestamp|--version|--where|--workers|--world-size|-j) return ;;
     esac; fi
     if [[ -n $words && $cur != -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from uc_stage import exporting
+from uc_stage.exporting.planning import plan_export
 from uc_stage.model import ExportRequest, Snapshot, TableRef
 from uc_stage.parquet import read_footer
 from uc_stage.progress import SILENT
@@ -46,8 +47,10 @@ def export(
     """Exports a table; `parts` makes the plan one of more files than there are rows for."""
     asked = ExportRequest(TableRef.parse(table, version), str(dest), "spark", **{"files": 2, **request})
     folder = open_folder(asked.dest)
-    plan = exporting._plan(asked, engine, "asked for", folder, SILENT)
-    plan = dataclasses.replace(plan, files=parts or plan.files)
+    plan = plan_export(asked, engine, "asked for", folder, SILENT)
+    if parts is not None:
+        splits = tuple(dataclasses.replace(split, files=parts) for split in plan.splits)
+        plan = dataclasses.replace(plan, files=parts * len(splits), splits=splits)
     report = exporting.Prepared(plan, engine, folder).execute(progress)
     manifest = read_manifest(folder)
     assert manifest is not None

@@ -231,9 +231,9 @@ def test_what_an_engine_wrote_is_checked_before_it_is_published(
     whole = LocalEngine.write
 
     def tampered(change: Any, *, known: bool = False) -> Any:
-        def write(self: LocalEngine, plan: Any, publication: Any, progress: Any) -> tuple[str, ...]:
+        def write(self: LocalEngine, plan: Any, publication: Any, progress: Any) -> dict[str, tuple[str, ...]]:
             names = whole(self, plan, publication, progress)
-            change(publication.folder.locate(names[0]))
+            change(publication.folder.locate(names["train"][0]))
             if not known:
                 publication.written.clear()  # as with an engine that writes elsewhere
             return names
@@ -250,7 +250,7 @@ def test_what_an_engine_wrote_is_checked_before_it_is_published(
             writer.write_table(read.slice(0, 0))
 
     changes = {
-        "rows of this export": lambda path: rewrite(path, lambda read: read.slice(1)),
+        "were written": lambda path: rewrite(path, lambda read: read.slice(1)),
         "another schema": lambda path: rewrite(
             path, lambda read: read.set_column(0, "id", read["id"].cast(pa.int32()))
         ),

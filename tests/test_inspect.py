@@ -66,7 +66,7 @@ def test_a_delta_table_is_told_as_a_table_of_its_newest_version(table: str) -> N
     assert report.schema == (Field("id", "int64"), Field("text", "string"))
     assert report.bytes == sum(os.path.getsize(os.path.join(table, name)) for name in names(table))
     assert report.engine
-    assert report.engine.startswith("local (deltalake ")
+    assert report.engine.startswith("local (uc-stage ")
     assert report.created_at
     assert report.problems == ()
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.spark_export import export, leftovers, rows_of
 from uc_stage.engines.spark import SparkEngine
+from uc_stage.engines.spark import table as spark_table
 from uc_stage.errors import InvalidRequest, NotFound, StageError, Unsupported
 from uc_stage.model import ExportRequest, TableRef
 
@@ -132,7 +133,7 @@ def test_columns_rows_and_limit_are_chosen_in_spark(engine: SparkEngine, trips: 
     assert rows_of(done) == {"zone": [None], "Id": [4], "Fare.in.€": [Decimal("6.000")]}
     assert done.snapshot.source.columns == ("zone", "Id", "Fare.in.€")
     assert [field.name for field in done.snapshot.schema] == ["zone", "Id", "Fare.in.€"]
-    assert engine.count(engine.resolve(ExportRequest(TableRef.parse(trips), "out", limit=2))) == 2
+    assert export(engine, trips, tmp_path / "b", limit=2).rows == 2
 
 
 @pytest.mark.parametrize("flags", [{"columns": ("Id", "zona")}, {"where": "zona = 'north'"}])
@@ -167,6 +168,36 @@ def test_files_without_rows_are_dropped(engine: SparkEngine, trips: str, tmp_pat
     done = export(engine, trips, tmp_path / "out", parts=4, where="Id = 1")
     assert [name[:20] for name in done.names] == ["train-00000-of-00001"]
     assert rows_of(done)["Id"] == [1]
+
+
+def test_files_are_as_many_as_planned_however_spark_reads_the_table(
+    engine: SparkEngine, spark_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "table")
+    spark_session.range(0, 3000, 1, 3).write.format("delta").save(path)
+    for files in (1, 2, 5):
+        done = export(engine, path, tmp_path / f"out {files}", files=files)
+        assert (len(done.names), done.rows) == (files, 3000)
+    # As where Spark's own count of its partitions misleads.
+    monkeypatch.setattr(SparkEngine, "_is_read_in", lambda *_: True)
+    assert len(export(engine, path, tmp_path / "more", files=7).names) == 7
+
+
+def test_rows_that_a_server_does_not_tell_apart_are_refused(
+    spark_remote: str, spark_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "table")
+    spark_session.range(0, 3000, 1, 6).write.format("delta").save(path)
+    # With sizes of its own, Spark reads several small files as one piece.
+    monkeypatch.setattr(spark_table, "_UNSPLIT", {"spark.sql.files.maxPartitionBytes": "134217728"})
+    engine = SparkEngine(spark_remote)
+    try:
+        with pytest.raises(Unsupported, match=r"cannot be told apart .*`--shuffle`") as caught:
+            export(engine, path, tmp_path / "out", shuffle=True)
+    finally:
+        engine.close()
+    assert "maxPartitionBytes" in str(caught.value.hint)
+    assert leftovers(tmp_path / "out") == []
 
 
 def test_row_groups_follow_the_asked_size(engine: SparkEngine, spark_session: Any, tmp_path: Path) -> None:

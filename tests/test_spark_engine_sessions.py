@@ -10,15 +10,17 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.fixtures.spark import SERVER_TIME_ZONE, spark_environment
+from tests.fixtures.spark import SERVER_TIME_ZONE, spark_environment, spark_server
 from tests.spark_export import export, leftovers, rows_of
-from uc_stage.engines import spark_session
 from uc_stage.engines.spark import SparkEngine
+from uc_stage.engines.spark import session as spark_session
+from uc_stage.engines.spark import writing as spark_writing
 from uc_stage.errors import InvalidRequest, Unavailable
 from uc_stage.model import ExportRequest, TableRef
 
@@ -63,6 +65,26 @@ class AtPhase:
 
 
 @contextlib.contextmanager
+def once_it_writes(dest: Path, act: Callable[[], object]) -> Iterator[None]:
+    """Does something in a thread once Spark writes rows into a scratch folder."""
+
+    def wait() -> None:
+        while not list(dest.glob(".uc_stage/scratch/*/*/_temporary/**/*.parquet")):
+            if ended.wait(0.01):
+                return
+        act()
+
+    ended = threading.Event()
+    waiting = threading.Thread(target=wait)
+    try:
+        waiting.start()
+        yield
+    finally:
+        ended.set()
+        waiting.join()
+
+
+@contextlib.contextmanager
 def signalled_while_writing(dest: Path) -> Iterator[None]:
     """Sends SIGTERM to this process once Spark writes, and asks that the block ends by what its handler raises."""
 
@@ -72,22 +94,11 @@ def signalled_while_writing(dest: Path) -> Iterator[None]:
     def handle(*_: object) -> None:
         raise Signalled
 
-    def send() -> None:
-        while not list(dest.glob(".uc_stage/scratch/*/parts/_temporary/**/*.parquet")):
-            if ended.wait(0.01):
-                return
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    ended = threading.Event()
-    sender = threading.Thread(target=send)
     before = signal.signal(signal.SIGTERM, handle)
     try:
-        sender.start()
-        with pytest.raises(Signalled):
+        with pytest.raises(Signalled), once_it_writes(dest, lambda: os.kill(os.getpid(), signal.SIGTERM)):
             yield
     finally:
-        ended.set()
-        sender.join()
         signal.signal(signal.SIGTERM, before)
 
 
@@ -197,6 +208,68 @@ def test_a_signal_ends_the_export_and_leaves_nothing(spark_remote: str, numbers:
     finally:
         engine.close()
     assert leftovers(tmp_path / "out") == []
+
+
+def test_a_server_that_is_killed_while_it_writes_is_unavailable_and_leaves_nothing(
+    spark_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_session, "_RETRIES", 1)
+    monkeypatch.setattr(spark_writing, "_ABORT_SECONDS", 0.5)
+    with spark_server(spark_options, tmp_path / "server") as (remote, kill):
+        engine = SparkEngine(remote)
+        session = engine._connection.session
+        table = str(tmp_path / "table")
+        session.range(0, 1_000_000, 1, 1).write.format("delta").save(table)
+        try:
+            with pytest.raises(Unavailable) as caught, once_it_writes(tmp_path / "out", kill):
+                export(engine, table, tmp_path / "out", files=1)
+        finally:
+            engine.close()
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+    assert leftovers(tmp_path / "out") == []
+
+
+@pytest.fixture
+def older_server() -> Iterator[str]:
+    """A server of Spark Connect that speaks of version 3.5.1, and knows nothing of what came later."""
+    import grpc
+    from pyspark.sql.connect.proto import base_pb2, base_pb2_grpc
+
+    class Older(base_pb2_grpc.SparkConnectServiceServicer):
+        def AnalyzePlan(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+            if request.HasField("spark_version"):
+                version = base_pb2.AnalyzePlanResponse.SparkVersion(version="3.5.1")
+                return base_pb2.AnalyzePlanResponse(session_id=request.session_id, spark_version=version)
+            return context.abort(grpc.StatusCode.INTERNAL, "Unrecognised relation: a message of a later version")
+
+        def Config(self, request: Any, _context: Any) -> Any:  # noqa: N802 - the protocol's name
+            return base_pb2.ConfigResponse(session_id=request.session_id)
+
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        base_pb2_grpc.add_SparkConnectServiceServicer_to_server(Older(), server)  # type: ignore[no-untyped-call] # generated
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"sc://127.0.0.1:{port}"
+        server.stop(None).wait()
+
+
+def test_a_server_of_another_version_is_named_where_it_does_not_understand(
+    older_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyspark
+
+    monkeypatch.setattr(spark_session, "_RETRIES", 1)
+    engine = SparkEngine(older_server)
+    try:
+        assert engine.version == "Spark 3.5.1"
+        with pytest.raises(Unavailable) as caught:
+            engine.resolve(ExportRequest(TableRef.parse("trips"), "out"))
+    finally:
+        engine.close()
+    assert f"the server is Spark 3.5.1, pyspark here is {pyspark.__version__}" in caught.value.message
+    assert "pyspark[connect]==3.5.1" in str(caught.value.hint)
 
 
 def test_an_old_pyspark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,23 +13,40 @@ __version__ = "0.1.0"
 __all__ = ["bench", "cache", "export", "inspect"]
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from uc_stage.model import BenchReport, Compression, EngineName, ExportReport, InspectReport
+    from uc_stage.model import BenchReport, Compression, EngineName, ExportReport, InspectReport, Loader
     from uc_stage.progress import Progress
 
 
 def export(
-    table: str,
+    table: str | None,
     dest: str,
     *,
+    query: str | None = None,
     version: int | None = None,
     timestamp: str | None = None,
     engine: EngineName = "auto",
     remote: str | None = None,
     columns: Sequence[str] | None = None,
+    exclude_columns: Sequence[str] | None = None,
     where: str | None = None,
     limit: int | None = None,
+    sample: float | None = None,
+    seed: int = 0,
+    cast: Mapping[str, str] | None = None,
+    loader: Loader = "any",
+    split: Mapping[str, float] | None = None,
+    split_by: str | None = None,
+    shuffle: bool = False,
+    order_by: Sequence[str] = (),
+    world_size: int | None = None,
+    workers: int | None = None,
+    files_per_worker: int | None = None,
+    equal_rows: bool = False,
+    drop_remainder: bool = False,
+    as_is: bool = False,
+    memory: int = 512 * 1024**2,
     files: int | None = None,
     file_bytes: int | None = None,
     row_group_bytes: int = 64 * 1024**2,
@@ -41,16 +58,33 @@ def export(
     """Writes one version of a Delta table as Parquet files with a manifest, as `uc-stage export` does.
 
     Args:
-        table: a path or URL of a Delta table, or `catalog.schema.table`; `@vN` pins a version.
+        table: a path or URL of a Delta table, or `catalog.schema.table`; `@vN` pins a version. None with `query`.
         dest: the folder of the export: a volume, a path or a URL.
+        query: a SELECT in place of the table; Spark alone.
         version: the version; the newest one where neither this nor `timestamp` is given.
         timestamp: ISO 8601; the newest version at that time.
         engine: `local`, `spark`, or `auto` to let the table and the session decide.
         remote: a Spark Connect server; without it, `SPARK_REMOTE` in the environment.
         columns: these columns only, in this order.
+        exclude_columns: all columns but these.
         where: a Spark SQL condition.
         limit: at most this many rows.
-        files: the number of files; excludes `file_bytes`, the size of one in bytes.
+        sample: the fraction of the rows that is drawn.
+        seed: of all that is drawn.
+        cast: by column, or by type, the type that is written.
+        loader: refuse columns that this loader does not take.
+        split: the fraction of the rows for each of `train`, `validation` and `test`.
+        split_by: the column whose equal values stay in one split.
+        shuffle: write the rows in a random order.
+        order_by: the columns that decide the order, each perhaps with ` DESC`.
+        world_size: ranks that will read it; the number of files is a multiple of ranks times workers.
+        workers: of each rank's loader.
+        files_per_worker: so many files for each worker.
+        equal_rows: the same number of rows in every file, give or take one.
+        drop_remainder: exactly the same number; the last few rows are left out.
+        as_is: copy the table's files byte for byte.
+        memory: bytes that a sort gets along with.
+        files: the files of each split; excludes `file_bytes`, the size of one in bytes.
         file_bytes: see `files`.
         row_group_bytes: the uncompressed size of a row group, in bytes.
         compression: of the pages.
@@ -66,13 +100,30 @@ def export(
     from uc_stage.progress import SILENT
 
     request = ExportRequest(
-        table=TableRef.parse(table, version, timestamp),
+        table=TableRef.parse("query" if query is not None else table or "", version, timestamp),
         dest=dest,
+        query=query,
         engine=engine,
         remote=remote,
         columns=None if columns is None else tuple(columns),
+        exclude=None if exclude_columns is None else tuple(exclude_columns),
         where=where,
         limit=limit,
+        sample=sample,
+        seed=seed,
+        casts=tuple((cast or {}).items()),
+        loader=loader,
+        splits=tuple((split or {}).items()),
+        split_by=split_by,
+        shuffle=shuffle,
+        order_by=tuple(order_by),
+        world_size=world_size,
+        workers=workers,
+        files_per_worker=files_per_worker,
+        equal_rows=equal_rows,
+        drop_remainder=drop_remainder,
+        memory=memory,
+        as_is=as_is,
         files=files,
         file_bytes=file_bytes,
         row_group_bytes=row_group_bytes,

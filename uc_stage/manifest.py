@@ -35,6 +35,7 @@ class Manifest:
     Attributes:
         generation: the token in the file names of this published version, `v42-1f3a9c`.
         created_at: ISO 8601 with an offset.
+        dropped: the rows that were left out to make all files equal.
         retained: the files of earlier generations that `--keep` holds, by generation, the newest first.
         raw: the JSON as it was read, so that fields that this version does not know survive a rewrite.
     """
@@ -49,6 +50,7 @@ class Manifest:
     engine_version: str
     uc_stage_version: str
     created_at: str
+    dropped: int = 0
     retained: dict[str, tuple[str, ...]] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -80,6 +82,7 @@ class Manifest:
             "engine": {"name": self.engine, "version": self.engine_version},
             "uc_stage_version": self.uc_stage_version,
             "created_at": self.created_at,
+            "dropped": self.dropped,
             "retained": [{"name": name, "files": paths} for name, paths in self.retained.items()],
         }
         return _canonical(_merge(self.raw, own)) + b"\n"
@@ -97,7 +100,7 @@ class Manifest:
             manifest = cls(
                 id=_typed(raw["id"], str),
                 generation=_typed(raw["generation"], str),
-                source=_record(Source, {**raw["source"], "columns": _optional_tuple(raw["source"].get("columns"))}),
+                source=_record(Source, raw["source"]),
                 schema=tuple(_record(Field, column) for column in raw["schema"]),
                 splits={
                     name: tuple(_record(ExportFile, file) for file in split["files"])
@@ -108,6 +111,7 @@ class Manifest:
                 engine_version=_typed(raw["engine"]["version"], str),
                 uc_stage_version=_typed(raw["uc_stage_version"], str),
                 created_at=_typed(raw["created_at"], str),
+                dropped=_typed(raw.get("dropped", 0), int),
                 retained={_typed(old["name"], str): tuple(old["files"]) for old in raw.get("retained", [])},
                 raw=raw,
             )
@@ -255,7 +259,7 @@ def _merge(raw: Any, own: Any) -> Any:
 def _record(kind: type[Any], data: Any) -> Any:
     """Builds a dataclass from the keys of `data` that it knows, each of the kind that its field has."""
     hints = typing.get_type_hints(kind)
-    known = {key: value for key, value in data.items() if key in hints}
+    known = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in hints}
     for key, value in known.items():
         # Only a time can lie before its epoch.
         whole = type(value) is not int or (-_MOST if key == "mtime_ns" else 0) <= value <= _MOST
@@ -282,10 +286,6 @@ def _typed(value: Any, kind: type[Any]) -> Any:
         message = f"{value!r} is not {kind.__name__}"
         raise TypeError(message)
     return value
-
-
-def _optional_tuple(value: list[str] | None) -> tuple[str, ...] | None:
-    return None if value is None else tuple(value)
 
 
 def _broken(where: str, why: str, hint: str = _EXPORT_AGAIN) -> VerificationFailed:

@@ -53,6 +53,7 @@ class Footer:
     Attributes:
         schema: the columns as Arrow reads them, but those that hold a Parquet INT96 have ` (INT96)` after the type.
         compression: the codecs of the first row group, in lower case, `none` for uncompressed pages.
+        nulls: the NULLs of each flat column that has statistics in all row groups, where they were asked for.
     """
 
     path: str
@@ -60,6 +61,7 @@ class Footer:
     row_groups: tuple[RowGroup, ...]
     schema: tuple[Field, ...]
     compression: frozenset[str]
+    nulls: dict[str, int] | None = None
 
 
 def is_parquet_name(path: str) -> bool:
@@ -74,8 +76,8 @@ def has_magic(folder: Folder, path: str) -> bool:
         return file.read() in (MAGIC, _ENCRYPTED_MAGIC)
 
 
-def read_footer(folder: Folder, path: str) -> Footer:
-    """Reads one file's footer: in one read, unless it is longer than 64 KiB.
+def read_footer(folder: Folder, path: str, *, nulls: bool = False) -> Footer:
+    """Reads one file's footer: in one read, unless it is longer than 64 KiB; `nulls` counts those of its columns.
 
     Raises:
         VerificationFailed: the file is not Parquet, is cut off or damaged, or its footer contradicts itself.
@@ -107,21 +109,39 @@ def read_footer(folder: Folder, path: str) -> Footer:
             for field in arrow
         ),
         compression=frozenset(_CODECS[code] for code in codes),
+        nulls=_nulls(metadata) if nulls else None,
     )
     if footer.rows != sum(group.rows for group in footer.row_groups):
         raise _damaged(whole, f"the footer tells {footer.rows} rows, its row groups another number")
     return footer
 
 
+def _nulls(metadata: Any) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for index in range(metadata.num_columns):
+        leaf = metadata.schema.column(index)
+        if leaf.max_repetition_level or leaf.max_definition_level > 1 or leaf.path != leaf.name:
+            continue
+        found = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
+        if all(statistics is not None and statistics.has_null_count for statistics in found):
+            counts[leaf.name] = sum(statistics.null_count for statistics in found)
+    return counts
+
+
 def read_footers(
-    folder: Folder, paths: Iterable[str], progress: Progress = SILENT, jobs: int = FOOTER_JOBS
+    folder: Folder,
+    paths: Iterable[str],
+    progress: Progress = SILENT,
+    jobs: int = FOOTER_JOBS,
+    *,
+    nulls: bool = False,
 ) -> dict[str, Footer | StageError]:
     """Reads many footers at once; a file whose footer cannot be read has its error in the footer's place."""
     paths = list(paths)
 
     def read(path: str) -> Footer | StageError:
         try:
-            return read_footer(folder, path)
+            return read_footer(folder, path, nulls=nulls)
         except StageError as error:
             return error
         finally:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import traceback
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -19,12 +19,14 @@ _TRUE = {"1", "true", "yes", "on", "t", "y"}
 class Terminated(BaseException):
     """A signal, raised in the main thread so that `finally` and `with` clean up.
 
-    SIGINT too: its KeyboardInterrupt ends inside of Typer, without a word.
+    SIGINT too: its KeyboardInterrupt ends inside of Typer, without a word. `last` is the last one's number.
     """
+
+    last: ClassVar[int | None] = None
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.number = number
+        self.number = Terminated.last = number
 
 
 def main() -> NoReturn:
@@ -66,20 +68,19 @@ def run(argv: list[str]) -> int:
             words = error.format_message().rstrip(".").replace("'", "`").strip()
             known = f"uc-stage {command} --help" if "No such command" not in words else "uc-stage --help"
             raise InvalidRequest(words[:1].lower() + words[1:], hint=known if command else "uc-stage --help") from error
-    except StageError as error:
-        if debug:
-            traceback.print_exc()
-        return output.fail(command, error, json=json)
     except Terminated as stop:
         return output.stopped(command, stop.number, json=json)
-    except OSError as error:
-        # Of this process's own surroundings, such as a working directory that is gone or a stdout that is full.
-        if debug:
-            traceback.print_exc()
-        return output.fail(command, from_os_error(error), json=json and error.errno != errno.ENOSPC)
     except Exception as error:  # noqa: BLE001 - the last stop: what nobody knew is told as a bug, with its code
         if debug:
             traceback.print_exc()
+        if Terminated.last is not None:
+            # A library made an error of its own of the signal's exception.
+            return output.stopped(command, Terminated.last, json=json)
+        if isinstance(error, StageError):
+            return output.fail(command, error, json=json)
+        if isinstance(error, OSError):
+            # Of this process's own surroundings, such as a working directory that is gone or a stdout that is full.
+            return output.fail(command, from_os_error(error), json=json and error.errno != errno.ENOSPC)
         return output.bug(command, error, json=json)
     return code if isinstance(code, int) else 0
 

@@ -7,17 +7,14 @@ from typing import Annotated
 import typer
 
 from uc_stage.cli import codes, output
-from uc_stage.cli.options import Debug, DryRun, Force, Json, Quiet, Remote, Timestamp, Version, names, positive_size
+from uc_stage.cli.export import EPILOG, SUMMARY, export
+from uc_stage.cli.options import Debug, DryRun, Force, Json, Quiet, Remote, Timestamp, Version, names
 from uc_stage.cli.progress import shown
 from uc_stage.model import (
     DEFAULT_CACHE_DIR,
     BenchRequest,
     CacheRequest,
-    Compression,
-    EngineName,
-    ExportRequest,
     InspectRequest,
-    TableRef,
 )
 from uc_stage.sizes import parse_size
 
@@ -40,105 +37,7 @@ def root(
     """Takes a Delta table to Parquet in a volume, to a verified local copy, to a measured throughput."""
 
 
-@app.command(
-    short_help="Write a Delta table's version as Parquet files",
-    epilog=codes.epilog(
-        "uc-stage export main.sales.orders /Volumes/main/sales/train/orders", 10, 11, 12, 13, 14, 15, 16
-    ),
-)
-def export(
-    table: Annotated[
-        str,
-        typer.Argument(
-            metavar="TABLE", help="Path or URL of a Delta table, or catalog.schema.table; @vN pins a version."
-        ),
-    ],
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder of the export: a volume, a path or a URL.")],
-    version: Version = None,
-    timestamp: Timestamp = None,
-    engine: Annotated[
-        EngineName, typer.Option("--engine", envvar="UC_STAGE_ENGINE", help="What reads the table.")
-    ] = "auto",
-    remote: Remote = None,
-    columns: Annotated[
-        str | None,
-        typer.Option("--columns", envvar="UC_STAGE_COLUMNS", metavar="A,B", help="These columns only, in this order."),
-    ] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            "--where", envvar="UC_STAGE_WHERE", metavar="SQL", help="Rows for which this Spark SQL condition holds."
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", envvar="UC_STAGE_LIMIT", metavar="N", min=0, help="At most this many rows.")
-    ] = None,
-    files: Annotated[
-        int | None, typer.Option("--files", envvar="UC_STAGE_FILES", metavar="N", min=1, help="Number of files.")
-    ] = None,
-    file_size: Annotated[
-        str | None,
-        typer.Option(
-            "--file-size",
-            envvar="UC_STAGE_FILE_SIZE",
-            metavar="SIZE",
-            help="Size of a file, where --files is not given.",
-        ),
-    ] = None,
-    row_group_size: Annotated[
-        str,
-        typer.Option(
-            "--row-group-size",
-            envvar="UC_STAGE_ROW_GROUP_SIZE",
-            metavar="SIZE",
-            help="Uncompressed size of a row group.",
-        ),
-    ] = "64MiB",
-    compression: Annotated[
-        Compression, typer.Option("--compression", envvar="UC_STAGE_COMPRESSION", help="Compression of the pages.")
-    ] = "zstd",
-    keep: Annotated[
-        int,
-        typer.Option(
-            "--keep",
-            envvar="UC_STAGE_KEEP",
-            metavar="N",
-            min=0,
-            help="Keep the files of N earlier generations for jobs that still read them; a glob sees them too.",
-        ),
-    ] = 0,
-    force: Force = False,
-    dry_run: DryRun = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> int:
-    """Writes one version of a Delta table as Parquet files with a manifest.
-
-    Prints DEST. An export that already holds that version with the same options, whole, is left as it is.
-    """
-    from uc_stage import exporting
-
-    request = ExportRequest(
-        table=TableRef.parse(table, version, timestamp),
-        dest=dest,
-        engine=engine,
-        remote=remote,
-        columns=names(columns, "--columns"),
-        where=where,
-        limit=limit,
-        files=files,
-        file_bytes=None if file_size is None else positive_size(file_size, "--file-size"),
-        row_group_bytes=positive_size(row_group_size, "--row-group-size"),
-        compression=compression,
-        keep=keep,
-        force=force,
-    )
-    with shown(quiet=quiet) as progress, exporting.prepare(request, progress) as prepared:
-        if dry_run:
-            return output.show("export", prepared.plan, json=json)
-        report = prepared.execute(progress)
-    return output.show("export", report, json=json, quiet=quiet)
+app.command(short_help=SUMMARY, epilog=EPILOG)(export)
 
 
 @app.command(

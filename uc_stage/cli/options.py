@@ -70,6 +70,33 @@ def names(text: str | None, flag: str) -> tuple[str, ...] | None:
     return found
 
 
+def pairs(texts: list[str] | None, flag: str, example: str) -> tuple[tuple[str, str], ...]:
+    """Reads `NAME=VALUE` for each; the name goes up to the last `=`.
+
+    Raises:
+        InvalidRequest: one that is not of that form.
+    """
+    found = []
+    for text in texts or ():
+        name, equals, value = text.rpartition("=")
+        if not (name.strip() and equals and value.strip()):
+            raise InvalidRequest(f"`{flag} {text}` is not of the form NAME=VALUE", hint=f"such as {flag} {example}")
+        found.append((name.strip(), value.strip()))
+    return tuple(found)
+
+
+def fraction(text: str, flag: str) -> float:
+    """Reads a fraction, such as 0.9 or 90%.
+
+    Raises:
+        InvalidRequest: it is no number.
+    """
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise InvalidRequest(f"`{flag}` has `{text}` for a fraction", hint="such as 0.9 or 90%") from None
+
+
 def positive_size(text: str, flag: str) -> int:
     """Reads a size of one byte or more.
 

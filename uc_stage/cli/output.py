@@ -23,6 +23,7 @@ from uc_stage.model import (
     ExportReport,
     InspectReport,
     Measurement,
+    PlannedSplit,
     Requirement,
     Spread,
 )
@@ -189,12 +190,15 @@ def _say(message: str, *, quiet: bool) -> None:
 
 def _export_words(report: ExportReport) -> str:
     what = f"{amount(report.rows, 'rows')} in {amount(report.files, 'files')} ({size(report.bytes)})"
+    if len(report.splits) > 1:
+        what += ": " + ", ".join(f"{name} {rows:,}" for name, rows in report.splits.items())
+    if report.dropped:
+        what += f", {amount(report.dropped, 'rows')} left out to make the files equal"
+    origin = "the query" if report.table == "query" else f"{report.table} version {report.version}"
     if report.status == "unchanged":
-        return f"unchanged: {report.dest} holds {report.table} version {report.version}: {what}"
-    return (
-        f"exported {report.table} version {report.version}: {what} in {duration(report.seconds)}"
-        f" by the {report.engine} engine ({report.engine_reason})"
-    )
+        return f"unchanged: {report.dest} holds {origin}: {what}"
+    engine = f"{report.engine} engine ({report.engine_reason})"
+    return f"exported {origin}: {what} in {duration(report.seconds)} by the {engine}"
 
 
 def _cache_words(report: CacheReport) -> str:
@@ -210,19 +214,37 @@ def _cache_words(report: CacheReport) -> str:
 
 
 def _export_plan(plan: ExportPlan) -> list[tuple[str, str]]:
-    source = plan.snapshot.source
-    return [
+    source, layout = plan.snapshot.source, plan.layout
+    rows = [
         ("action", plan.action),
         ("table", f"{source.table} version {source.version}"),
+        ("query", source.query),
+        ("tables", ", ".join(source.tables)),
         ("dest", plan.request.dest),
         ("engine", f"{plan.engine} ({plan.engine_reason})"),
-        ("rows", f"{plan.rows:,}"),
-        ("files", f"{plan.files:,}"),
-        ("row group", size(plan.layout.row_group_bytes)),
-        ("compression", plan.layout.compression),
         ("columns", ", ".join(field.name for field in plan.snapshot.schema)),
-        ("where", source.where or "-"),
+        ("casts", ", ".join(source.casts)),
+        ("where", source.where),
+        ("sample", None if source.sample is None else f"{source.sample:g}"),
+        ("order", "shuffled" if layout.shuffle else ", ".join(layout.order_by)),
+        ("split by", layout.split_by),
+        ("seed", None if source.seed is None else str(source.seed)),
+        *((split.name, _planned_split(split, layout.multiple_of)) for split in plan.splits),
+        ("row group", "as it is" if layout.as_is else size(layout.row_group_bytes)),
+        ("compression", "as it is" if layout.as_is else layout.compression),
     ]
+    if source.query is not None:
+        del rows[1]
+    return [(name, value) for name, value in rows if value]
+
+
+def _planned_split(split: PlannedSplit, readers: int) -> str:
+    least, more = divmod(split.rows, split.files)
+    each = f"{least:,}" if not more else f"{least:,} or {least + 1:,}"
+    words = f"{amount(split.rows, 'rows')} in {amount(split.files, 'files')} of {each}"
+    if readers > 1:
+        words += f", {split.files // readers} for each of {readers} readers"
+    return words + (f"; {amount(split.dropped, 'rows')} left out" if split.dropped else "")
 
 
 def _cache_plan(plan: CachePlan) -> list[tuple[str, str]]:

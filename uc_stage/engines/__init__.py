@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from uc_stage.model import ExportPlan, ExportRequest, Snapshot
+    from uc_stage.model import ExportPlan, ExportRequest, Layout, Snapshot
     from uc_stage.progress import Progress
     from uc_stage.publish import Publication
 
@@ -30,14 +30,15 @@ class Engine(Protocol):
             InvalidRequest: an unknown column, or a predicate that is not one. AccessDenied, Unavailable.
         """
 
-    def count(self, snapshot: Snapshot) -> int:
-        """The rows that the request holds, counted by reading where the log alone does not tell."""
+    def count(self, snapshot: Snapshot, layout: Layout) -> dict[str, int]:
+        """The rows of each split of the layout, in its order, counted by reading where the log alone does not tell."""
 
-    def write(self, plan: ExportPlan, publication: Publication, progress: Progress) -> tuple[str, ...]:
-        """Writes the snapshot as Parquet files of about `plan.rows / plan.files` rows and gives their final names.
+    def write(self, plan: ExportPlan, publication: Publication, progress: Progress) -> dict[str, tuple[str, ...]]:
+        """Writes each split of the plan as Parquet files and gives their final names, in the order of the rows.
 
         Columns are written nullable, timestamps as INT64 microseconds, partition columns as real columns. No file
-        has a zero-row row group; a snapshot of no rows is one file that holds the schema alone.
+        has a zero-row row group; a split of no rows is one file that holds the schema alone. Rows are in the order
+        that the layout asks for; equal ones in that of their data files' paths and of their positions there.
         """
 
     def close(self) -> None:

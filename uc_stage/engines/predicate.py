@@ -37,7 +37,7 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"did you mean `{by_fold[matches[0]]}`?" if matches else f"it has {', '.join(f'`{k}`' for k in known)}"
 
 
-def chosen(asked: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+def chosen(asked: Sequence[str], columns: Sequence[str], flag: str = "--columns") -> tuple[str, ...]:
     """The asked columns in the order asked, each in the table's own case.
 
     Raises:
@@ -46,10 +46,10 @@ def chosen(asked: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
     known = {name.casefold(): name for name in columns}
     for name in asked:
         if name.casefold() not in known:
-            raise InvalidRequest(f"`--columns` names `{name}`, which the table does not have", hint=near(name, columns))
+            raise InvalidRequest(f"`{flag}` names `{name}`, which the table does not have", hint=near(name, columns))
     found = tuple(known[name.casefold()] for name in asked)
     if not found or len(set(found)) < len(found):
-        raise InvalidRequest("`--columns` names a column twice, or none", hint="name each column once")
+        raise InvalidRequest(f"`{flag}` names a column twice, or none", hint="name each column once")
     return found
 
 
@@ -79,7 +79,7 @@ def checked(where: str, columns: Sequence[str]) -> str:
                     f"`--where` holds {words}, and it decides on one row at a time: `{spark_sql(node)}`",
                     hint="select those rows in a view or a table of their own, and export that",
                 )
-        if isinstance(node, exp.Func) and (_function_name(node) in _UNSTABLE):
+        if is_unstable(node):
             raise InvalidRequest(
                 f"`--where` holds `{spark_sql(node)}`, whose answer changes from run to run",
                 hint="write the value itself, such as `TIMESTAMP '2026-01-31 00:00:00'`",
@@ -124,6 +124,13 @@ def parsed(where: str) -> exp.Expr:
 
 
 _SYNTAX_HINT = "write one condition of Spark SQL, such as --where \"split = 'train' AND length > 10\""
+
+
+def is_unstable(node: exp.Expr) -> bool:
+    """Whether an expression is a function whose answer changes from run to run."""
+    from sqlglot import exp
+
+    return isinstance(node, exp.Func) and _function_name(node) in _UNSTABLE
 
 
 def _function_name(node: exp.Func) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from uc_stage.errors import InvalidRequest, NotFound
 from uc_stage.inspection import freshness, wholeness
 from uc_stage.inspection.verify import Check, verify
-from uc_stage.model import ExportRequest, InspectReport, Spread, TableRef
+from uc_stage.model import ExportRequest, InspectReport, Layout, Spread, TableRef
 from uc_stage.parquet import Footer, has_magic, is_parquet_name, read_footer, read_footers
 from uc_stage.progress import SILENT
 from uc_stage.sources import is_marker
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from uc_stage.progress import Progress
 
 # `catalog.schema.table`
+# A table as it is, in no order and no splits.
+_WHOLE = Layout(files=1, file_bytes=None, row_group_bytes=0, compression="none")
 _NAME_DOTS = 2
 
 
@@ -69,9 +71,10 @@ def _table(table: TableRef, request: InspectRequest, progress: Progress) -> Insp
     try:
         snapshot = engine.resolve(ExportRequest(table, dest=""))
         version = engine.version
-        if snapshot.rows is None:
+        rows = snapshot.rows
+        if rows is None:
             progress.phase("count", unit="rows")
-        rows = engine.count(snapshot)
+            rows = sum(engine.count(snapshot, _WHOLE).values())
     finally:
         engine.close()
     source = snapshot.source

@@ -17,7 +17,7 @@ from uc_stage.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _OLDEST = 4
 _CONNECT_SECONDS = 20.0
@@ -62,6 +62,8 @@ _CONDITIONS: tuple[tuple[str, type[StageError]], ...] = (
     ("REQUIRES_SINGLE_PART_NAMESPACE", NotFound),
     ("SCHEMA_NOT_FOUND", NotFound),
     ("TABLE_OR_VIEW_NOT_FOUND", NotFound),
+    # What expressions of our own raise.
+    ("USER_RAISED_EXCEPTION", InvalidRequest),
 )
 # By the SQLSTATE of conditions that are not listed above; the first prefix that fits counts.
 _STATES: tuple[tuple[str, type[StageError]], ...] = (
@@ -162,6 +164,8 @@ class Connection:
         unnamed = [VerificationFailed] if type(error).__name__ == "UnknownException" and not condition else []
         kind = (listed or by_state or unnamed or [Unavailable])[0]
         message, hint = f"{what}: {_line(error)}", _HINTS[kind]
+        if condition == "USER_RAISED_EXCEPTION" and _line(error).startswith("`--cast "):
+            message, hint = _line(error), "cast it to a wider type"
         if condition.startswith(("INVALID_HANDLE", "NO_ACTIVE_SESSION", "SESSION_CHANGED")):
             hint = "the session ended: run the export again"
         if kind is Unavailable and (note := self._versions_apart()):
@@ -176,18 +180,23 @@ class Connection:
             return None
         return f"the server is Spark {server}, pyspark here is {client}"
 
-    def _apply_settings(self) -> None:
-        conf = self.session.conf
-        for key, wanted in {**_NEEDED, **_WISHED}.items():
+    def set(self, wanted: Mapping[str, str]) -> dict[str, str | None]:
+        """Gives the session these settings until `close`; gives back those that it refuses, as they are."""
+        conf, refused = self.session.conf, {}
+        for key, value in wanted.items():
             before = _get(conf, key)
-            if before is not None and before.casefold() == wanted.casefold():
+            if before is not None and before.casefold() == value.casefold():
                 continue
             try:
-                conf.set(key, wanted)
-                self._before[key] = before
+                conf.set(key, value)
+                self._before.setdefault(key, before)
             except Exception:  # noqa: BLE001 - a server may refuse any setting, each with an error of its own
-                if before is not None and key in _NEEDED:
-                    self.unmet[key] = before
+                refused[key] = before
+        return refused
+
+    def _apply_settings(self) -> None:
+        refused = self.set({**_NEEDED, **_WISHED})
+        self.unmet.update({key: value for key, value in refused.items() if value is not None and key in _NEEDED})
 
 
 def _nothing() -> None:

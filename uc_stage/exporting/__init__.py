@@ -7,14 +7,15 @@ import importlib.util
 import os
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from uc_stage import __version__
-from uc_stage.errors import InvalidRequest, NotFound, StageError, VerificationFailed
-from uc_stage.manifest import FOLDER, Manifest, content_id
-from uc_stage.model import ExportFile, ExportPlan, ExportReport, Layout
-from uc_stage.parquet import Footer, read_footers
+from uc_stage.errors import InvalidRequest, NotFound
+from uc_stage.exporting.checking import checked_splits
+from uc_stage.exporting.planning import check_flags, plan_export
+from uc_stage.manifest import Manifest
+from uc_stage.model import ExportPlan, ExportReport
 from uc_stage.progress import SILENT
 from uc_stage.publish import Publication, now, read_manifest, sweep
 from uc_stage.storage import LocalFolder, open_folder, table_around
@@ -23,12 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from uc_stage.engines import Engine
-    from uc_stage.model import ExportRequest, Snapshot
+    from uc_stage.model import ExportRequest
     from uc_stage.progress import Progress
-    from uc_stage.publish import Written
     from uc_stage.storage import Folder
-
-_FILE_BYTES = 512 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +59,20 @@ class Prepared:
         plan = self.plan
         with Publication(self.folder, plan.snapshot.source.version, plan.request.keep) as publication:
             names = self.engine.write(plan, publication, progress)
-            files = _checked_files(plan, self.folder, names, publication.written, progress)
+            splits = checked_splits(plan, self.folder, names, publication.written, progress)
             stored = publication.commit(
                 Manifest(
                     id=plan.id,
                     generation=publication.generation,
                     source=plan.snapshot.source,
                     schema=plan.snapshot.schema,
-                    splits={"train": files},
+                    splits=splits,
                     layout=plan.layout,
                     engine=self.engine.name,
                     engine_version=self.engine.version,
                     uc_stage_version=__version__,
                     created_at=now(),
+                    dropped=plan.dropped,
                 )
             )
         return self._report("done", stored, len(publication.retired), began)
@@ -93,6 +92,8 @@ class Prepared:
             rows=manifest.rows,
             files=len(manifest.files),
             bytes=manifest.size,
+            splits={name: sum(file.rows for file in files) for name, files in manifest.splits.items()},
+            dropped=manifest.dropped,
             retired=retired,
             seconds=time.monotonic() - began,
         )
@@ -116,12 +117,12 @@ def prepare(request: ExportRequest, progress: Progress = SILENT) -> Iterator[Pre
         InvalidRequest: flags that cannot be right, an unknown column, or a folder that is no place for an export.
         NotFound, AccessDenied, Unavailable, Unsupported: as the engine says of the table.
     """
-    _check_numbers(request)
+    check_flags(request)
     folder = _destination(request)
     name, reason = choose_engine(request)
     engine = _open_engine(name, request.remote)
     try:
-        yield Prepared(_plan(request, engine, reason, folder, progress), engine, folder)
+        yield Prepared(plan_export(request, engine, reason, folder, progress), engine, folder)
     finally:
         engine.close()
 
@@ -130,6 +131,10 @@ def choose_engine(request: ExportRequest) -> tuple[Literal["local", "spark"], st
     """The engine for a request, and why it is that one."""
     if request.engine != "auto":
         return request.engine, "asked for"
+    if request.query is not None:
+        return "spark", "a query is Spark's to answer"
+    if request.as_is:
+        return "local", "it copies the table's files"
     if not request.table.is_name or os.path.isdir(request.table.text):
         return "local", "a path or URL is read in this process"
     session = _session(request.remote)
@@ -162,16 +167,6 @@ def _open_engine(name: Literal["local", "spark"], remote: str | None) -> Engine:
     return SparkEngine(remote or os.environ.get("SPARK_REMOTE") or None)
 
 
-def _check_numbers(request: ExportRequest) -> None:
-    if request.files is not None and request.file_bytes is not None:
-        raise InvalidRequest("`--files` and `--file-size` exclude each other", hint="give one of the two")
-    least = {"--files": 1, "--file-size": 1, "--row-group-size": 1, "--limit": 0, "--keep": 0}
-    given = (request.files, request.file_bytes, request.row_group_bytes, request.limit, request.keep)
-    for (flag, low), value in zip(least.items(), given, strict=True):
-        if value is not None and value < low:
-            raise InvalidRequest(f"`{flag} {value}` is too small", hint=f"give {low} or more")
-
-
 def _destination(request: ExportRequest) -> Folder:
     """The folder to publish in.
 
@@ -190,117 +185,3 @@ def _destination(request: ExportRequest) -> Folder:
     if (table := table_around(folder)) is not None:
         raise InvalidRequest(f"DEST `{place}` lies in the Delta table `{table}`", hint="choose another folder")
     return folder
-
-
-def _plan(request: ExportRequest, engine: Engine, reason: str, folder: Folder, progress: Progress) -> ExportPlan:
-    manifest = _previous(folder)
-    progress.phase("resolve")
-    snapshot = engine.resolve(request)
-    layout = Layout(
-        files=request.files,
-        file_bytes=None if request.files is not None else request.file_bytes or _FILE_BYTES,
-        row_group_bytes=request.row_group_bytes,
-        compression=request.compression,
-    )
-    identity = content_id(snapshot.source, snapshot.schema, layout)
-    unchanged = manifest is not None and manifest.id == identity and not request.force and _is_whole(folder, manifest)
-    if manifest is not None and unchanged:
-        rows, files = manifest.rows, len(manifest.files)
-    else:
-        if snapshot.rows is None:
-            progress.phase("count")
-        rows = engine.count(snapshot) if snapshot.rows is None else snapshot.rows
-        files = max(1, min(layout.files or _files_of(layout.file_bytes or _FILE_BYTES, rows, snapshot, engine), rows))
-    return ExportPlan(
-        request=request,
-        snapshot=snapshot,
-        action="unchanged" if unchanged else "write",
-        engine=engine.name,
-        engine_reason=reason,
-        id=identity,
-        rows=rows,
-        files=files,
-        layout=layout,
-    )
-
-
-def _files_of(file_bytes: int, rows: int, snapshot: Snapshot, engine: Engine) -> int:
-    """How many files hold the rows at about `file_bytes` of the table's own bytes each."""
-    size, source = snapshot.bytes, snapshot.source
-    if size is None or size <= file_bytes:
-        return 1
-    if source.where is not None or source.limit is not None:
-        table_rows = snapshot.table_rows
-        if table_rows is None:
-            whole = replace(source, where=None, limit=None)
-            table_rows = engine.count(replace(snapshot, source=whole, rows=None))
-        size = size * rows // max(1, table_rows)
-    return -(-size // file_bytes)
-
-
-def _previous(folder: Folder) -> Manifest | None:
-    """The manifest of the export that is there.
-
-    Raises:
-        VerificationFailed: it is damaged, so that nobody knows which files are the export's.
-    """
-    if not folder.exists():
-        return None
-    try:
-        return read_manifest(folder)
-    except VerificationFailed as error:
-        raise VerificationFailed(
-            error.message,
-            hint=f"nobody can tell which files there belong to the export: remove `{folder.url}` and export again",
-        ) from error
-
-
-def _is_whole(folder: Folder, manifest: Manifest) -> bool:
-    """Whether all files of an export are there in their sizes."""
-    there = {entry.path: entry.bytes for entry in folder.entries() if not entry.path.startswith(f"{FOLDER}/")}
-    return all(there.get(file.path) == file.bytes for file in manifest.files)
-
-
-def _checked_files(
-    plan: ExportPlan, folder: Folder, names: tuple[str, ...], written: dict[str, Written], progress: Progress
-) -> tuple[ExportFile, ...]:
-    """Reads the footers of what was written and gives the manifest's entries.
-
-    Raises:
-        VerificationFailed: a file that is not whole, of another schema or with an empty row group, or rows that do
-            not add up to what the table's version holds.
-    """
-    footers = read_footers(folder, names, progress)
-    files = []
-    for name, footer in footers.items():
-        if isinstance(footer, StageError):
-            raise footer
-        _check_footer(plan, folder, footer)
-        entry = folder.stat(name)
-        ours = written.get(name)
-        if entry is None:
-            raise _damaged(folder, name, "is gone")
-        if ours is not None and ours.bytes != entry.bytes:
-            raise _damaged(folder, name, f"has {entry.bytes} bytes, and {ours.bytes} were written")
-        digest = ours.xxh3_128 if ours else None
-        files.append(ExportFile(name, entry.bytes, footer.rows, len(footer.row_groups), digest))
-    rows = sum(file.rows for file in files)
-    if rows != plan.rows:
-        source = plan.snapshot.source
-        raise VerificationFailed(
-            f"`{source.table}` version {source.version} holds {plan.rows} rows of this export, and {rows} were written",
-            hint="run the export again; if it stays, check the table with another reader",
-        )
-    return tuple(files)
-
-
-def _check_footer(plan: ExportPlan, folder: Folder, footer: Footer) -> None:
-    if footer.schema != plan.snapshot.schema:
-        differ = [f"`{was.name}: {was.type}`" for was in footer.schema if was not in plan.snapshot.schema]
-        raise _damaged(folder, footer.path, f"has another schema than was planned: {', '.join(differ) or 'its order'}")
-    if any(group.rows == 0 for group in footer.row_groups):
-        raise _damaged(folder, footer.path, "has a row group of no rows")
-
-
-def _damaged(folder: Folder, name: str, why: str) -> VerificationFailed:
-    return VerificationFailed(f"`{folder.locate(name)}`, just written, {why}", hint="run the export again")

@@ -1,0 +1,245 @@
+"""The Spark engine: Spark reads a table and writes the Parquet files; no row passes through this process.
+
+It keeps to what Spark Connect, Databricks Connect and classic Spark have in common: DataFrames and SQL statements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from uc_stage.engines.schema import fields
+from uc_stage.engines.selection import Selection
+from uc_stage.engines.spark.query import Query, refuse_equal_names, refuse_unfit_flags
+from uc_stage.engines.spark.session import TIMESTAMP_TYPE, Connection
+from uc_stage.engines.spark.shaping import (
+    SPLIT,
+    arrow_schema,
+    drawn,
+    is_exact,
+    limited,
+    needs_identity,
+    ordered,
+    splits,
+    with_identity_of_values,
+    with_split,
+    written,
+)
+from uc_stage.engines.spark.table import SparkTable, whole
+from uc_stage.engines.spark.writing import SHARED_HINT, SparkWriter
+from uc_stage.errors import InvalidRequest, Unsupported
+from uc_stage.model import Snapshot
+from uc_stage.storage import LocalFolder, open_folder
+
+if TYPE_CHECKING:
+    import contextlib
+
+    import pyarrow as pa
+
+    from uc_stage.model import ExportPlan, ExportRequest, Layout, Source
+    from uc_stage.progress import Progress
+    from uc_stage.publish import Publication
+
+
+class SparkEngine:
+    """Exports through a Spark session: a server of Spark Connect, Databricks Connect, or the session that is there."""
+
+    name: ClassVar[str] = "spark"
+
+    def __init__(self, remote: str | None = None) -> None:
+        self._remote = remote
+        self._opened: Connection | None = None
+        self._tables: dict[str, SparkTable] = {}
+
+    @property
+    def version(self) -> str:
+        """The version of the Spark that reads: `Spark 4.1.4`. Opens the session."""
+        return f"Spark {self._connection.version}"
+
+    def resolve(self, request: ExportRequest) -> Snapshot:
+        """Pins the table, or those that a query reads, and checks what is asked of the columns.
+
+        Raises:
+            NotFound: no such table or version. Unsupported: a view, or what this Delta or Parquet does not hold.
+            InvalidRequest: an unknown column, a predicate or query that is none, or a URL as DEST.
+            Unavailable: no session, or one that ended.
+        """
+        if not isinstance(open_folder(request.dest), LocalFolder):
+            raise InvalidRequest(
+                f"the Spark engine cannot write to the URL `{request.dest}`", hint=f"{SHARED_HINT}, or a mount"
+            )
+        snapshot = self._resolve_table(request) if request.query is None else self._resolve_query(request)
+        source = snapshot.source
+        with self._translated(source.table if request.where is None else "`--where`"):
+            # Spark analyses the predicate and the casts here, before anything is written.
+            frame = self._rows(source, identified=False)
+            frame = frame if source.where is None else frame.where(source.where)
+            written(frame, source, frame.columns).schema  # noqa: B018 - the property asks the server
+        return snapshot
+
+    def count(self, snapshot: Snapshot, layout: Layout) -> dict[str, int]:
+        """The rows of each split; Delta answers from its log where it can."""
+        source, names = snapshot.source, [name for name, _ in splits(layout)]
+        if not layout.splits or source.limit is None:
+            # Which rows a split gets hangs on their order only where a limit cuts that.
+            layout = replace(layout, shuffle=False, order_by=(), equal_rows=False)
+        with self._translated(source.table):
+            frame = drawn(self._rows(source, identified=needs_identity(source, layout)), source)
+            if not layout.splits:
+                rows = int(frame.count())
+                return {names[0]: rows if source.limit is None else min(rows, source.limit)}
+            counted = with_split(limited(frame, source, layout), source, layout).groupBy(SPLIT).count().collect()
+        rows_of = {row[SPLIT]: int(row["count"]) for row in counted}
+        return {name: rows_of.get(index, 0) for index, name in enumerate(names)}
+
+    def write(self, plan: ExportPlan, publication: Publication, progress: Progress) -> dict[str, tuple[str, ...]]:
+        """Lets Spark write into the publication's scratch folder, then gives each file its final name.
+
+        Raises:
+            InvalidRequest: the Spark server does not see DEST, or a value that a cast's type does not hold.
+            Unsupported: the session would write timestamps as INT96.
+            NotFound, VerificationFailed: a data file of the table is gone or damaged.
+        """
+        source, layout = plan.snapshot.source, plan.layout
+        self._refuse_unmet_settings(plan.snapshot)
+        progress.phase("write", total=plan.rows, unit="rows")
+        names = [field.name for field in plan.snapshot.schema]
+        with self._translated(source.table):
+            writer = SparkWriter(self._connection, plan, publication, progress)
+            writer.refuse_unseen()
+            frame = drawn(self._rows(source, identified=needs_identity(source, layout)), source)
+            frame = with_split(limited(frame, source, layout), source, layout)
+            if is_exact(layout):
+                parts = writer.write_exactly(written(ordered(frame, source, layout, SPLIT), source, names, SPLIT))
+            else:
+                as_read = not layout.splits and self._is_read_in(plan.files, source)
+                parts = {
+                    split.name: writer.write(
+                        written(frame.where(f"{SPLIT} = {index}"), source, names), split, as_read=as_read
+                    )
+                    for index, split in enumerate(plan.splits)
+                }
+        final = {}
+        for name, paths in parts.items():
+            final[name] = tuple(publication.name(name, index, len(paths)) for index in range(len(paths)))
+            for path, to in zip(paths, final[name], strict=True):
+                publication.adopt(path, to)
+        return final
+
+    def close(self) -> None:
+        """Ends the session that was opened here; a user's own goes on, with its own settings."""
+        self._tables.clear()
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    @property
+    def _connection(self) -> Connection:
+        if self._opened is None:
+            self._opened = Connection(self._remote)
+        return self._opened
+
+    def _translated(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return self._connection.translated(what if what.startswith("`") else f"`{what}`")
+
+    def _table(self, name: str) -> SparkTable:
+        if name not in self._tables:
+            self._tables[name] = SparkTable(self._connection, name)
+        return self._tables[name]
+
+    def _resolve_table(self, request: ExportRequest) -> Snapshot:
+        name = whole(request.table.text)
+        with self._translated(name):
+            table = self._table(name)
+            detail = table.detail()
+            newest = table.newest()
+            version, committed = table.pin(request.table, newest)
+            schema, foreign = arrow_schema(table.read(version).schema)
+        at = None if committed is None else committed.isoformat(timespec="milliseconds")
+        selection = _selection(request, schema, foreign)
+        return Snapshot(
+            source=selection.source(request, name, detail["id"], version, at),
+            schema=fields(selection.schema),
+            rows=None,
+            bytes=detail["sizeInBytes"] if version == newest[0] else None,
+            files=detail["numFiles"] if version == newest[0] else None,
+            order_by=selection.order_by,
+            split_by=selection.split_by,
+        )
+
+    def _resolve_query(self, request: ExportRequest) -> Snapshot:
+        assert request.query is not None
+        refuse_unfit_flags(request)
+        query = Query.parse(request.query)
+        found: dict[str, int | None] = {}
+
+        def newest(name: str) -> int | None:
+            if name not in found:
+                with self._translated(name):
+                    found[name] = self._newest(name)
+            return found[name]
+
+        sql, tables = query.pinned(newest)
+        with self._translated("`--query`"):
+            frame = self._connection.session.sql(sql)
+            refuse_equal_names(frame.columns)
+            schema, foreign = arrow_schema(frame.schema)
+        selection = _selection(request, schema, foreign)
+        source = selection.source(request, "query", "", 0)
+        return Snapshot(
+            source=replace(source, query=query.sql, tables=tables),
+            schema=fields(selection.schema),
+            rows=None,
+            bytes=None,
+            order_by=selection.order_by,
+            split_by=selection.split_by,
+        )
+
+    def _newest(self, name: str) -> int | None:
+        """The newest version of a table that a query names, as SQL does; None for what has no versions."""
+        session = self._connection.session
+        session.table(name).schema  # noqa: B018 - the property asks the server whether it is there
+        try:
+            with self._translated(name):
+                row = session.sql(f"DESCRIBE HISTORY {name} LIMIT 1").select("version").collect()[0]
+        except (Unsupported, InvalidRequest):
+            return None
+        return int(row["version"])
+
+    def _rows(self, source: Source, *, identified: bool) -> Any:
+        """All rows that the source is about, with what tells them apart where that is asked."""
+        if source.query is None:
+            table = self._table(source.table)
+            return table.identified(source.version) if identified else table.read(source.version)
+        versions = dict(term.rpartition("@v")[::2] for term in source.tables if "@v" in term)
+        sql, _ = Query.parse(source.query).pinned(lambda name: int(versions[name]) if name in versions else None)
+        frame = self._connection.session.sql(sql)
+        return with_identity_of_values(frame) if identified else frame
+
+    def _is_read_in(self, files: int, source: Source) -> bool:
+        """Whether Spark reads all rows of a table, and in at least so many partitions: footers alone tell it."""
+        if source.query is not None or source.where or source.sample is not None or source.limit is not None:
+            return False
+        read = self._rows(source, identified=False).selectExpr("spark_partition_id() AS partition")
+        return bool(read.distinct().count() >= files)
+
+    def _refuse_unmet_settings(self, snapshot: Snapshot) -> None:
+        timestamps = any("timestamp[us, tz=UTC]" in field.type for field in snapshot.schema)
+        for key, value in self._connection.unmet.items():
+            if key != TIMESTAMP_TYPE or timestamps:
+                raise Unsupported(
+                    f"{self._connection.where} has `{key}` = `{value}` and refuses another value",
+                    hint=f"set `{key}` on the server or cluster, or use `--engine local`",
+                )
+
+
+def _selection(request: ExportRequest, schema: pa.Schema, foreign: dict[str, str]) -> Selection:
+    """What the request asks of the columns, none of which may be of a type that is foreign to Parquet's readers."""
+    selection = Selection.of(request, schema)
+    for name in selection.schema.names:
+        if name in foreign:
+            raise Unsupported(
+                f"column `{name}` is of type `{foreign[name]}`, which Parquet readers do not share",
+                hint=f"leave it out with `--exclude-columns {name}`",
+            )
+    return selection

@@ -1,0 +1,247 @@
+"""Decides what an export will write: checks the flags, lays out the files of each split, sees what is done already."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from uc_stage.errors import InvalidRequest, VerificationFailed
+from uc_stage.manifest import FOLDER, content_id
+from uc_stage.model import ExportPlan, Layout, PlannedSplit
+from uc_stage.publish import read_manifest
+
+if TYPE_CHECKING:
+    from uc_stage.engines import Engine
+    from uc_stage.manifest import Manifest
+    from uc_stage.model import ExportRequest, Snapshot
+    from uc_stage.progress import Progress
+    from uc_stage.storage import Folder
+
+_FILE_BYTES = 512 * 1024**2
+# Far below the 2 GiB that 32-bit offsets of one Arrow column reach, whatever the encoding saves.
+_MOST_ROW_GROUP_BYTES = 1024**3
+_LEAST_MEMORY = 16 * 1024**2
+# The splits that Hugging Face finds by a file's name.
+SPLITS = ("train", "validation", "test")
+
+
+def check_flags(request: ExportRequest) -> None:
+    """Refuses flags that cannot be right whatever the table is.
+
+    Raises:
+        InvalidRequest: naming the flag.
+    """
+    _check_numbers(request)
+    _check_splits(request)
+    exclusive = (
+        ("--files", request.files is not None, "--file-size", request.file_bytes is not None),
+        ("--files", request.files is not None, "--world-size", request.world_size is not None),
+        ("--shuffle", request.shuffle, "--order-by", bool(request.order_by)),
+        ("--query", request.query is not None, "--engine local", request.engine == "local"),
+        ("--query", request.query is not None, "--version or --timestamp", _is_pinned(request)),
+    )
+    for one, has_one, other, has_other in exclusive:
+        if has_one and has_other:
+            raise InvalidRequest(f"`{one}` and `{other}` exclude each other", hint="give one of the two")
+    for flag, given in (("--workers", request.workers), ("--files-per-worker", request.files_per_worker)):
+        if given is not None and request.world_size is None:
+            raise InvalidRequest(f"`{flag}` needs `--world-size`", hint="say how many ranks will read the export")
+    if request.as_is and (asked := _against_as_is(request)):
+        raise InvalidRequest(
+            f"`--as-is` copies the table's files, and `{asked[0]}` needs them written anew", hint="give one of the two"
+        )
+
+
+def _is_pinned(request: ExportRequest) -> bool:
+    return request.table.version is not None or request.table.timestamp is not None
+
+
+def _check_numbers(request: ExportRequest) -> None:
+    least = {
+        "--files": (1, request.files),
+        "--file-size": (1, request.file_bytes),
+        "--row-group-size": (1, request.row_group_bytes),
+        "--limit": (0, request.limit),
+        "--keep": (0, request.keep),
+        "--world-size": (1, request.world_size),
+        "--workers": (0, request.workers),
+        "--files-per-worker": (1, request.files_per_worker),
+        "--memory": (_LEAST_MEMORY, request.memory),
+    }
+    for flag, (low, value) in least.items():
+        if value is not None and value < low:
+            raise InvalidRequest(f"`{flag} {value}` is too small", hint=f"give {low} or more")
+    if request.row_group_bytes > _MOST_ROW_GROUP_BYTES:
+        raise InvalidRequest(
+            f"`--row-group-size {request.row_group_bytes}` is too large: a nested column of it would near 2 GiB, "
+            "which readers refuse",
+            hint="give 1GiB or less; loaders shuffle and read ahead by row groups, and 64MiB serves them well",
+        )
+    if not 0 <= request.seed < 2**63:
+        raise InvalidRequest(f"`--seed {request.seed}` is not a number from 0 to 2**63 - 1", hint="such as --seed 42")
+    if request.sample is not None and not 0 < request.sample <= 1:
+        raise InvalidRequest(f"`--sample {request.sample:g}` is not a fraction", hint="such as --sample 0.01")
+
+
+def _check_splits(request: ExportRequest) -> None:
+    names = [name for name, _ in request.splits]
+    for name, fraction in request.splits:
+        if name not in SPLITS:
+            raise InvalidRequest(
+                f"`--split {name}={fraction:g}`: loaders find the splits {', '.join(SPLITS)} by their names alone",
+                hint="name it as one of those",
+            )
+        if not 0 < fraction <= 1:
+            raise InvalidRequest(f"`--split {name}={fraction:g}` is not a fraction", hint="such as --split train=0.9")
+    if len(set(names)) < len(names):
+        raise InvalidRequest("`--split` names a split twice", hint="give each split one fraction")
+    if names and not math.isclose(sum(fraction for _, fraction in request.splits), 1, abs_tol=1e-9):
+        total = sum(fraction for _, fraction in request.splits)
+        raise InvalidRequest(
+            f"the fractions of `--split` add up to {total:g}",
+            hint="let them add up to 1: --split train=0.9 --split validation=0.1; --sample takes a part of the rows",
+        )
+    if request.split_by is not None and not names:
+        raise InvalidRequest("`--split-by` needs `--split`", hint="add --split train=0.9 --split validation=0.1")
+
+
+def _against_as_is(request: ExportRequest) -> list[str]:
+    """The flags that keep files from going over as they are."""
+    given = {
+        "--query": request.query, "--columns": request.columns, "--exclude-columns": request.exclude,
+        "--where": request.where, "--limit": request.limit, "--cast": request.casts, "--sample": request.sample,
+        "--shuffle": request.shuffle, "--order-by": request.order_by, "--split": request.splits,
+        "--files": request.files, "--file-size": request.file_bytes, "--world-size": request.world_size,
+        "--equal-rows": request.equal_rows, "--drop-remainder": request.drop_remainder,
+        "--engine spark": request.engine == "spark",
+    }  # fmt: skip
+    return [flag for flag, value in given.items() if value not in (None, False, (), [])]
+
+
+def layout_of(request: ExportRequest, snapshot: Snapshot) -> Layout:
+    """How the export is asked to be cut, as the manifest records it."""
+    multiple = (request.world_size or 1) * max(1, request.workers or 1)
+    files = request.files
+    if request.files_per_worker is not None:
+        files = multiple * request.files_per_worker
+    return Layout(
+        files=files,
+        file_bytes=None if files is not None else request.file_bytes or _FILE_BYTES,
+        row_group_bytes=request.row_group_bytes,
+        compression=request.compression,
+        multiple_of=multiple,
+        equal_rows=request.equal_rows or request.drop_remainder,
+        drop_remainder=request.drop_remainder,
+        shuffle=request.shuffle,
+        order_by=snapshot.order_by,
+        splits=tuple(f"{name}={fraction!r}" for name, fraction in request.splits),
+        split_by=snapshot.split_by,
+        as_is=request.as_is,
+    )
+
+
+def plan_export(request: ExportRequest, engine: Engine, reason: str, folder: Folder, progress: Progress) -> ExportPlan:
+    """Resolves the table and lays the export out, unless it is there already, whole.
+
+    Raises:
+        InvalidRequest: rows too few for the files that are asked for.
+        VerificationFailed: the folder's manifest is damaged.
+        StageError: as the engine says of the table.
+    """
+    manifest = _previous(folder)
+    progress.phase("resolve")
+    snapshot = engine.resolve(request)
+    layout = layout_of(request, snapshot)
+    identity = content_id(snapshot.source, snapshot.schema, layout)
+    unchanged = (
+        manifest is not None
+        and manifest.id == identity
+        and not request.force
+        and all("@v" in table for table in snapshot.source.tables)
+        and _is_whole(folder, manifest)
+    )
+    if manifest is not None and unchanged:
+        splits = tuple(
+            PlannedSplit(name, sum(file.rows for file in files), len(files)) for name, files in manifest.splits.items()
+        )
+        dropped = manifest.dropped
+    else:
+        splits = _planned_splits(snapshot, layout, engine, progress)
+        dropped = sum(split.dropped for split in splits)
+    return ExportPlan(
+        request=request,
+        snapshot=snapshot,
+        action="unchanged" if unchanged else "write",
+        engine=engine.name,
+        engine_reason=reason,
+        id=identity,
+        rows=sum(split.rows for split in splits),
+        files=sum(split.files for split in splits),
+        dropped=dropped,
+        splits=splits,
+        layout=layout,
+    )
+
+
+def _planned_splits(snapshot: Snapshot, layout: Layout, engine: Engine, progress: Progress) -> tuple[PlannedSplit, ...]:
+    if snapshot.rows is not None and not layout.splits:
+        counts = {"train": snapshot.rows}
+    else:
+        progress.phase("count")
+        counts = engine.count(snapshot, layout)
+    total = sum(counts.values())
+    files = max(1, snapshot.files or 1) if layout.as_is else layout.files or _files_of(layout, total, snapshot, engine)
+    splits = []
+    for name, rows in counts.items():
+        # By its share of the rows, where the files of all splits together are planned by their bytes.
+        own = files if layout.files is not None or layout.as_is else -(-files * rows // max(1, total))
+        own = -(-max(1, own) // layout.multiple_of) * layout.multiple_of
+        if own > rows and (layout.multiple_of > 1 or layout.equal_rows) and not layout.as_is:
+            raise InvalidRequest(
+                f"the split `{name}` has {rows} rows, too few for {own} files",
+                hint="lower `--world-size`, `--workers` or `--files`, or take more rows",
+            )
+        own = own if layout.as_is else max(1, min(own, rows))
+        dropped = rows % own if layout.drop_remainder else 0
+        splits.append(PlannedSplit(name, rows - dropped, own, dropped))
+    return tuple(splits)
+
+
+def _files_of(layout: Layout, rows: int, snapshot: Snapshot, engine: Engine) -> int:
+    """How many files hold the rows at about `file_bytes` of the table's own bytes each."""
+    file_bytes = layout.file_bytes or _FILE_BYTES
+    size, source = snapshot.bytes, snapshot.source
+    if size is None or size <= file_bytes:
+        return 1
+    if source.where is not None or source.limit is not None or source.sample is not None:
+        table_rows = snapshot.table_rows
+        if table_rows is None:
+            whole = replace(source, where=None, limit=None, sample=None)
+            plain = replace(layout, splits=(), split_by=None)
+            table_rows = sum(engine.count(replace(snapshot, source=whole, rows=None), plain).values())
+        size = size * rows // max(1, table_rows)
+    return -(-size // file_bytes)
+
+
+def _previous(folder: Folder) -> Manifest | None:
+    """The manifest of the export that is there.
+
+    Raises:
+        VerificationFailed: it is damaged, so that nobody knows which files are the export's.
+    """
+    if not folder.exists():
+        return None
+    try:
+        return read_manifest(folder)
+    except VerificationFailed as error:
+        raise VerificationFailed(
+            error.message,
+            hint=f"nobody can tell which files there belong to the export: remove `{folder.url}` and export again",
+        ) from error
+
+
+def _is_whole(folder: Folder, manifest: Manifest) -> bool:
+    """Whether all files of an export are there in their sizes."""
+    there = {entry.path: entry.bytes for entry in folder.entries() if not entry.path.startswith(f"{FOLDER}/")}
+    return all(there.get(file.path) == file.bytes for file in manifest.files)
