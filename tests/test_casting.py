@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
+from typing import Literal
 
 import pyarrow as pa
 import pytest
@@ -89,6 +90,14 @@ def test_the_gate_of_torch_names_each_column_with_the_cast_that_mends_it() -> No
     assert caught.value.exit_code == 16
     assert all(f"`{name}`" in caught.value.message for name in ("price", "at", "day", "tags"))
     assert caught.value.hint == "add --cast price=float64 --cast at=int64 --cast day=int32 --cast tags=entries"
+
+
+@pytest.mark.parametrize("loader", ["hf", "torch"])
+def test_a_variant_is_told_as_one(loader: Literal["hf", "torch"]) -> None:
+    kind = pa.struct([("metadata", pa.binary()), ("value", pa.binary())])
+    with pytest.raises(Unsupported, match=r"`deep` .*") as caught:
+        refuse_unfit(pa.schema([("deep", pa.list_(kind))]), loader)
+    assert caught.value.hint == "add --exclude-columns deep"
 
 
 def test_what_the_hint_says_mends_the_gate() -> None:

@@ -37,7 +37,12 @@ _MENDS = {"decimal": "float64", "timestamp": "int64", "date": "int32", "map": "e
 
 def family(kind: pa.DataType) -> str:
     """The family of a plain type: `integer`, `decimal`, `map` …; the type's own name where there is no such."""
+    import pyarrow as pa
     import pyarrow.types as is_a
+
+    # How a variant is written: Parquet readers that do not know of it see its two binaries.
+    if kind == pa.struct([("metadata", pa.binary()), ("value", pa.binary())]):
+        return "variant"
 
     families = {
         "boolean": is_a.is_boolean, "integer": is_a.is_integer, "float": is_a.is_floating, "decimal": is_a.is_decimal,
@@ -160,13 +165,14 @@ def _unfit(kind: pa.DataType, loader: Loader) -> str | None:
     import pyarrow.types as is_a
 
     reasons = {
-        "hf": {"map": "`datasets` has no feature for it"},
+        "hf": {"map": "`datasets` has no feature for it", "variant": "it would come as two binaries"},
         "torch": {
             "map": "no tensor holds it",
             "decimal": "torch has no such dtype",
             "timestamp": "torch has no such dtype",
             "date": "torch has no such dtype",
             "void": "it holds nothing",
+            "variant": "no tensor holds it",
         },
     }
     if loader == "any":

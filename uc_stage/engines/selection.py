@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from uc_stage.model import ExportRequest
 
 _DIRECTION = re.compile(r"(?P<name>.+?)\s+(?P<direction>asc|desc)", re.IGNORECASE | re.DOTALL)
-_UNORDERED = {"struct", "list", "map", "void"}
+_UNORDERED = {"struct", "list", "map", "void", "variant"}
 
 
 @dataclass(frozen=True, slots=True)
