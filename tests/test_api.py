@@ -73,3 +73,8 @@ def test_export_takes_the_server_from_the_environment(
     monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
         uc_stage.export(events, str(tmp_path / "x"), engine="spark")
+
+
+def test_a_query_and_a_table_are_not_both_exported(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="`query` stands in place of the table"):
+        uc_stage.export("t", str(tmp_path / "x"), query="SELECT 1 AS x")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uc_stage.cli.options import names
 from uc_stage.engines.casting import cast_batch, cast_schema, planned_casts, refuse_unfit
 from uc_stage.errors import InvalidRequest, Unsupported
 
@@ -90,6 +91,21 @@ def test_the_gate_of_torch_names_each_column_with_the_cast_that_mends_it() -> No
     assert caught.value.exit_code == 16
     assert all(f"`{name}`" in caught.value.message for name in ("price", "at", "day", "tags"))
     assert caught.value.hint == "add --cast price=float64 --cast at=int64 --cast day=int32 --cast tags=entries"
+
+
+def test_a_hint_is_words_for_a_shell_that_do_mend() -> None:
+    inner = pa.map_(pa.string(), pa.int32())
+    schema = pa.schema(
+        [
+            ("a b", inner),
+            ("nested", pa.map_(pa.string(), inner)),
+            ("x,y", pa.list_(inner)),
+        ]
+    )
+    with pytest.raises(Unsupported) as caught:
+        refuse_unfit(schema, "hf")
+    assert caught.value.hint == """add --cast 'a b=entries' --exclude-columns 'nested,"x,y"'"""
+    assert names('nested,"x,y"', "--exclude-columns") == ("nested", "x,y")
 
 
 @pytest.mark.parametrize("loader", ["hf", "torch"])

@@ -67,6 +67,7 @@ def ids(dest: Path, split: str = "train") -> list[int]:
         ({"world_size": 4}, 4),
         ({"world_size": 4, "workers": 2}, 8),
         ({"world_size": 4, "workers": 0}, 4),
+        ({"workers": 3}, 3),
         ({"world_size": 2, "workers": 3, "files_per_worker": 2}, 12),
         ({"world_size": 2, "file_bytes": 3000}, None),
     ],
@@ -75,7 +76,7 @@ def test_the_number_of_files_is_a_multiple_of_ranks_times_workers(
     table: str, dest: Path, asked: dict[str, int], files: int | None
 ) -> None:
     report = export(table, dest, **asked)
-    assert report.files % (asked["world_size"] * max(1, asked.get("workers", 0))) == 0
+    assert report.files % (asked.get("world_size", 1) * max(1, asked.get("workers", 0))) == 0
     assert report.files == len(parquet_files(dest))
     assert report.files == files if files else report.files > 2
     assert len(set(map(len, rows_by_file(dest)))) <= 2
@@ -100,6 +101,17 @@ def test_rows_too_few_for_every_rank_are_refused(table: str, dest: Path) -> None
         planned(table, dest, limit=5, world_size=8)
     with pytest.raises(InvalidRequest, match=r"the split `test` has \d+ rows, too few for 64 files"):
         planned(table, dest, world_size=64, splits=(("train", 0.99), ("test", 0.01)))
+
+
+def test_no_rows_are_one_file_whoever_will_read_them(table: str, dest: Path) -> None:
+    report = export(table, dest, where="id < 0", world_size=8, drop_remainder=True)
+    assert (report.rows, report.files) == (0, 1)
+
+
+def test_files_are_planned_by_the_bytes_of_the_columns_that_are_written(table: str, dest: Path) -> None:
+    size = sum(os.path.getsize(path) for path in parquet_files(table))
+    assert planned(table, dest, file_bytes=size // 10).files >= 10
+    assert planned(table, dest, file_bytes=size // 10, columns=("half",)).files <= 6
 
 
 def test_rows_keep_the_order_of_their_files_paths_and_their_positions(table: str, dest: Path, tmp_path: Path) -> None:
@@ -329,6 +341,18 @@ def test_files_that_hold_other_than_the_rows_do_not_go_over_as_they_are(tmp_path
         planned(table, dest, as_is=True)
 
 
+def test_files_that_tell_times_by_the_old_calendar_do_not_go_over_as_they_are(tmp_path: Path, dest: Path) -> None:
+    import datetime as dt
+
+    rows = pa.table({"day": [dt.date(1500, 1, 1)]})
+    write_deltalake(str(tmp_path / "t"), rows)
+    (path,) = parquet_files(tmp_path / "t")
+    marked = {"org.apache.spark.version": "2.4.0", "org.apache.spark.legacyDateTime": ""}
+    pq.write_table(rows.replace_schema_metadata(marked), path, compression="snappy")
+    with pytest.raises(InvalidRequest, match="Julian calendar"):
+        planned(tmp_path / "t", dest, as_is=True)
+
+
 def test_an_empty_table_goes_over_as_a_file_of_no_rows(tmp_path: Path, dest: Path) -> None:
     table = make_numbers(tmp_path / "t", 10)
     DeltaTable(table).delete()
@@ -359,8 +383,8 @@ def test_nulls_that_the_log_does_not_tell_of_keep_an_export_from_being_published
     [
         ({"shuffle": True, "order_by": ("id",)}, "`--shuffle` and `--order-by` exclude each other"),
         ({"files": 2, "world_size": 2}, "`--files` and `--world-size` exclude each other"),
-        ({"workers": 2}, "`--workers` needs `--world-size`"),
-        ({"files_per_worker": 2}, "`--files-per-worker` needs `--world-size`"),
+        ({"files": 2, "files_per_worker": 2}, "`--files` and `--files-per-worker` exclude each other"),
+        ({"files_per_worker": 2}, "`--files-per-worker` needs `--world-size` or `--workers`"),
         ({"split_by": "id"}, "`--split-by` needs `--split`"),
         ({"splits": (("train", 0.5), ("test", 0.4))}, "add up to 0.9"),
         ({"splits": (("train", 0.5), ("train", 0.5))}, "names a split twice"),
@@ -378,6 +402,7 @@ def test_nulls_that_the_log_does_not_tell_of_keep_an_export_from_being_published
         ({"order_by": ("id", "ID desc")}, "`--order-by` names a column twice"),
         ({"splits": (("train", 1.0),), "split_by": "half"}, "`--split-by half`: values of type `double`"),
         ({"as_is": True, "shuffle": True}, "`--as-is` copies the table's files, and `--shuffle`"),
+        ({"as_is": True, "compression": "snappy"}, "`--as-is` copies the table's files, and `--compression`"),
         ({"as_is": True, "where": "id > 1"}, "`--as-is` copies the table's files, and `--where`"),
         ({"query": "SELECT 1", "engine": "local"}, "`--query` and `--engine local` exclude each other"),
     ],
@@ -410,6 +435,6 @@ def test_a_plan_gives_every_reader_files_and_loses_no_row(
         return
     assert plan.rows + plan.dropped == limit
     for split in plan.splits:
-        assert split.files % readers == 0
-        assert split.rows >= split.files or (split.rows == 0 and readers == 1)
+        assert split.rows == 0 or split.files % readers == 0
+        assert split.rows >= split.files or (split.rows, split.files) == (0, 1)
         assert not drop or split.rows % split.files == 0

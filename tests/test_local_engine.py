@@ -189,9 +189,10 @@ def test_in_commit_timestamps_count_where_the_table_has_them(engine: LocalEngine
     with pytest.raises(NotFound):
         resolve(engine, table, timestamp="2024-02-04")
 
-    commit(table, 4, {"commitInfo": {"operation": "WRITE"}})
-    with pytest.raises(VerificationFailed, match="version 4 has no in-commit timestamp"):
-        resolve(engine, table)
+    for odd in ({"operation": "WRITE"}, None):
+        commit(table, 4, {"commitInfo": odd})
+        with pytest.raises(VerificationFailed, match=r"version 4 of `.*` lacks the in-commit timestamp"):
+            resolve(engine, table)
 
 
 def test_a_version_that_was_cleaned_away_is_not_found_and_the_others_are_told(

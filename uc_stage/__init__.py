@@ -96,9 +96,12 @@ def export(
         StageError: of `uc_stage.errors`, with the exit code that the command would have.
     """
     from uc_stage import exporting
+    from uc_stage.errors import InvalidRequest
     from uc_stage.model import ExportRequest, TableRef
     from uc_stage.progress import SILENT
 
+    if query is not None and table is not None:
+        raise InvalidRequest("`query` stands in place of the table", hint=f"give None for `{table}`")
     request = ExportRequest(
         table=TableRef.parse("query" if query is not None else table or "", version, timestamp),
         dest=dest,

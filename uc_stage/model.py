@@ -15,6 +15,10 @@ from uc_stage.errors import InvalidRequest
 # Local NVMe on the platform; `caching` refuses the folder where somebody else prepared it.
 DEFAULT_CACHE_DIR = "/tmp/uc-stage"  # noqa: S108
 
+DEFAULT_ROW_GROUP_BYTES = 64 * 1024**2
+DEFAULT_COMPRESSION: Literal["zstd"] = "zstd"
+DEFAULT_MEMORY = 512 * 1024**2
+
 EngineName = Literal["auto", "local", "spark"]
 Compression = Literal["zstd", "snappy", "none"]
 Loader = Literal["any", "hf", "torch"]
@@ -206,8 +210,8 @@ class ExportRequest:
     limit: int | None = None
     files: int | None = None
     file_bytes: int | None = None
-    row_group_bytes: int = 64 * 1024**2
-    compression: Compression = "zstd"
+    row_group_bytes: int = DEFAULT_ROW_GROUP_BYTES
+    compression: Compression = DEFAULT_COMPRESSION
     keep: int = 0
     force: bool = False
     query: str | None = None
@@ -225,7 +229,7 @@ class ExportRequest:
     files_per_worker: int | None = None
     equal_rows: bool = False
     drop_remainder: bool = False
-    memory: int = 512 * 1024**2
+    memory: int = DEFAULT_MEMORY
     as_is: bool = False
 
 
@@ -265,6 +269,7 @@ class ExportReport:
 
     status: Literal["done", "unchanged"]
     table: str
+    query: str | None
     version: int
     dest: str
     id: str

@@ -86,7 +86,7 @@ def export(
             "--cast",
             envvar="UC_STAGE_CAST",
             metavar="COLUMN=TYPE",
-            help="Write a column, or each of a type (decimal=float64), as another type; repeatable.",
+            help="Write a column, or each top-level one of a type (decimal=float64), as another type; repeatable.",
         ),
     ] = None,
     loader: Annotated[
@@ -207,7 +207,7 @@ def export(
             "--memory",
             envvar="UC_STAGE_MEMORY",
             metavar="SIZE",
-            help="What a sort gets along with; beyond it, rows go to TMPDIR and back.",
+            help="What a sort by the local engine gets along with; beyond it, rows go to TMPDIR and back.",
         ),
     ] = "512MiB",
     keep: Annotated[

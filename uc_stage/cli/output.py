@@ -194,7 +194,7 @@ def _export_words(report: ExportReport) -> str:
         what += ": " + ", ".join(f"{name} {rows:,}" for name, rows in report.splits.items())
     if report.dropped:
         what += f", {amount(report.dropped, 'rows')} left out to make the files equal"
-    origin = "the query" if report.table == "query" else f"{report.table} version {report.version}"
+    origin = "the query" if report.query is not None else f"{report.table} version {report.version}"
     if report.status == "unchanged":
         return f"unchanged: {report.dest} holds {origin}: {what}"
     engine = f"{report.engine} engine ({report.engine_reason})"
@@ -225,24 +225,32 @@ def _export_plan(plan: ExportPlan) -> list[tuple[str, str]]:
         ("columns", ", ".join(field.name for field in plan.snapshot.schema)),
         ("casts", ", ".join(source.casts)),
         ("where", source.where),
+        ("limit", None if source.limit is None else f"{source.limit:,}"),
         ("sample", None if source.sample is None else f"{source.sample:g}"),
         ("order", "shuffled" if layout.shuffle else ", ".join(layout.order_by)),
         ("split by", layout.split_by),
         ("seed", None if source.seed is None else str(source.seed)),
-        *((split.name, _planned_split(split, layout.multiple_of)) for split in plan.splits),
+        *((split.name, _planned_split(split, plan)) for split in plan.splits),
         ("row group", "as it is" if layout.as_is else size(layout.row_group_bytes)),
         ("compression", "as it is" if layout.as_is else layout.compression),
+        ("keep", str(plan.request.keep) if plan.request.keep else None),
     ]
     if source.query is not None:
         del rows[1]
     return [(name, value) for name, value in rows if value]
 
 
-def _planned_split(split: PlannedSplit, readers: int) -> str:
+def _planned_split(split: PlannedSplit, plan: ExportPlan) -> str:
+    layout = plan.layout
+    words = f"{amount(split.rows, 'rows')} in {amount(split.files, 'files')}"
     least, more = divmod(split.rows, split.files)
-    each = f"{least:,}" if not more else f"{least:,} or {least + 1:,}"
-    words = f"{amount(split.rows, 'rows')} in {amount(split.files, 'files')} of {each}"
-    if readers > 1:
+    if layout.as_is:
+        words += " as they are"
+    elif plan.engine == "spark" and not (layout.equal_rows or layout.shuffle or layout.order_by):
+        words += f" of about {least:,}"
+    else:
+        words += f" of {least:,}" if not more else f" of {least:,} or {least + 1:,}"
+    if (readers := layout.multiple_of) > 1:
         words += f", {split.files // readers} for each of {readers} readers"
     return words + (f"; {amount(split.dropped, 'rows')} left out" if split.dropped else "")
 

@@ -20,7 +20,7 @@ class Engine(Protocol):
 
     @property
     def version(self) -> str:
-        """The name and version of the library that reads, for the manifest: `deltalake 1.6.6`."""
+        """The name and version of the library that reads, for the manifest: `Spark 4.1.4`."""
 
     def resolve(self, request: ExportRequest) -> Snapshot:
         """Pins the table to one version and checks the columns and the predicate against its schema.

@@ -7,6 +7,7 @@ goes to a floating-point number is rounded to the nearest.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from uc_stage.engines.predicate import near
@@ -151,11 +152,15 @@ def refuse_unfit(schema: pa.Schema, loader: Loader) -> None:
     unfit = {field.name: why for field in schema if (why := _unfit(field.type, loader))}
     if not unfit:
         return
-    hints = []
+    casts, excluded = [], []
     for name in unfit:
         kind = schema.field(name).type
         mend = _MENDS.get(family(kind))
-        hints.append(f"--cast {name}={mend}" if mend else f"--exclude-columns {name}")
+        if mend is not None and _unfit(arrow_type(mend, kind), loader) is None:
+            casts.append(f"--cast {shlex.quote(f'{name}={mend}')}")
+        else:
+            excluded.append(f'"{name}"' if "," in name else name)
+    hints = [*casts, *([f"--exclude-columns {shlex.quote(','.join(excluded))}"] if excluded else [])]
     columns = ", ".join(f"`{name}` ({schema.field(name).type}: {why})" for name, why in unfit.items())
     raise Unsupported(f"`--for {loader}` does not take {columns}", hint=f"add {' '.join(hints)}")
 

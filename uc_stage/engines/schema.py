@@ -1,7 +1,7 @@
 """The one form in which an export's columns are written and recorded, whatever engine read them.
 
-An engine brings the Arrow schema of what it read to `normalised`, writes files of that schema, and records `fields` of
-it. The Spark engine uses both on the Arrow schema of its DataFrame.
+The local engine brings what it read to `normalised`, writes files of that schema, and records `fields` of it; the Spark
+engine records those of the Arrow types that Spark's own are written as.
 """
 
 from __future__ import annotations

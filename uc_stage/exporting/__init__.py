@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from uc_stage import __version__
-from uc_stage.errors import InvalidRequest, NotFound
+from uc_stage.errors import Busy, InvalidRequest, NotFound
 from uc_stage.exporting.checking import checked_splits
 from uc_stage.exporting.planning import check_flags, plan_export
 from uc_stage.manifest import Manifest
@@ -53,6 +53,8 @@ class Prepared:
         manifest = read_manifest(self.folder)
         if manifest is None:
             raise NotFound(f"the manifest of `{self.folder.url}` is gone", hint="run the export again")
+        if manifest.id != self.plan.id:
+            raise Busy(f"another export published `{self.folder.url}` meanwhile", hint="run the export again")
         return self._report("unchanged", manifest, 0, began)
 
     def _write(self, began: float, progress: Progress) -> ExportReport:
@@ -83,6 +85,7 @@ class Prepared:
         return ExportReport(
             status=status,
             table=self.plan.snapshot.source.table,
+            query=self.plan.snapshot.source.query,
             version=manifest.source.version,
             dest=self.folder.url,
             id=manifest.id,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from uc_stage.errors import InvalidRequest, VerificationFailed
 from uc_stage.manifest import FOLDER, content_id
-from uc_stage.model import ExportPlan, Layout, PlannedSplit
+from uc_stage.model import DEFAULT_COMPRESSION, DEFAULT_ROW_GROUP_BYTES, ExportPlan, Layout, PlannedSplit
 from uc_stage.publish import read_manifest
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _FILE_BYTES = 512 * 1024**2
 # Far below the 2 GiB that 32-bit offsets of one Arrow column reach, whatever the encoding saves.
 _MOST_ROW_GROUP_BYTES = 1024**3
 _LEAST_MEMORY = 16 * 1024**2
+_PINNED = re.compile(r"@v\d+$")
 # The splits that Hugging Face finds by a file's name.
 SPLITS = ("train", "validation", "test")
 
@@ -37,6 +39,7 @@ def check_flags(request: ExportRequest) -> None:
     exclusive = (
         ("--files", request.files is not None, "--file-size", request.file_bytes is not None),
         ("--files", request.files is not None, "--world-size", request.world_size is not None),
+        ("--files", request.files is not None, "--files-per-worker", request.files_per_worker is not None),
         ("--shuffle", request.shuffle, "--order-by", bool(request.order_by)),
         ("--query", request.query is not None, "--engine local", request.engine == "local"),
         ("--query", request.query is not None, "--version or --timestamp", _is_pinned(request)),
@@ -44,9 +47,10 @@ def check_flags(request: ExportRequest) -> None:
     for one, has_one, other, has_other in exclusive:
         if has_one and has_other:
             raise InvalidRequest(f"`{one}` and `{other}` exclude each other", hint="give one of the two")
-    for flag, given in (("--workers", request.workers), ("--files-per-worker", request.files_per_worker)):
-        if given is not None and request.world_size is None:
-            raise InvalidRequest(f"`{flag}` needs `--world-size`", hint="say how many ranks will read the export")
+    if request.files_per_worker is not None and request.world_size is None and request.workers is None:
+        raise InvalidRequest(
+            "`--files-per-worker` needs `--world-size` or `--workers`", hint="say how many will read the export"
+        )
     if request.as_is and (asked := _against_as_is(request)):
         raise InvalidRequest(
             f"`--as-is` copies the table's files, and `{asked[0]}` needs them written anew", hint="give one of the two"
@@ -115,14 +119,16 @@ def _against_as_is(request: ExportRequest) -> list[str]:
         "--files": request.files, "--file-size": request.file_bytes, "--world-size": request.world_size,
         "--equal-rows": request.equal_rows, "--drop-remainder": request.drop_remainder,
         "--engine spark": request.engine == "spark",
+        "--compression": request.compression != DEFAULT_COMPRESSION,
+        "--row-group-size": request.row_group_bytes != DEFAULT_ROW_GROUP_BYTES,
     }  # fmt: skip
     return [flag for flag, value in given.items() if value not in (None, False, (), [])]
 
 
 def layout_of(request: ExportRequest, snapshot: Snapshot) -> Layout:
     """How the export is asked to be cut, as the manifest records it."""
-    multiple = (request.world_size or 1) * max(1, request.workers or 1)
     files = request.files
+    multiple = 1 if files is not None else (request.world_size or 1) * max(1, request.workers or 1)
     if request.files_per_worker is not None:
         files = multiple * request.files_per_worker
     return Layout(
@@ -158,7 +164,7 @@ def plan_export(request: ExportRequest, engine: Engine, reason: str, folder: Fol
         manifest is not None
         and manifest.id == identity
         and not request.force
-        and all("@v" in table for table in snapshot.source.tables)
+        and all(_PINNED.search(table) for table in snapshot.source.tables)
         and _is_whole(folder, manifest)
     )
     if manifest is not None and unchanged:
@@ -197,7 +203,7 @@ def _planned_splits(snapshot: Snapshot, layout: Layout, engine: Engine, progress
         # By its share of the rows, where the files of all splits together are planned by their bytes.
         own = files if layout.files is not None or layout.as_is else -(-files * rows // max(1, total))
         own = -(-max(1, own) // layout.multiple_of) * layout.multiple_of
-        if own > rows and (layout.multiple_of > 1 or layout.equal_rows) and not layout.as_is:
+        if own > rows > 0 and (layout.multiple_of > 1 or layout.equal_rows) and not layout.as_is:
             raise InvalidRequest(
                 f"the split `{name}` has {rows} rows, too few for {own} files",
                 hint="lower `--world-size`, `--workers` or `--files`, or take more rows",

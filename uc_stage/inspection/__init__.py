@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from uc_stage.progress import Progress
 
 # `catalog.schema.table`
+_NAME_DOTS = 2
 # A table as it is, in no order and no splits.
 _WHOLE = Layout(files=1, file_bytes=None, row_group_bytes=0, compression="none")
-_NAME_DOTS = 2
 
 
 def run(request: InspectRequest, progress: Progress = SILENT) -> InspectReport:

@@ -126,11 +126,10 @@ class DeltaLog:
         if version not in self.modified:
             return None
         if configuration.get(_ENABLED) == "true" and version >= int(configuration.get(_ENABLED_AT) or 0):
-            first = self.files.read(f"{FOLDER}/{version:020}.json").partition(b"\n")[0]
-            millis = json.loads(first).get("commitInfo", {}).get("inCommitTimestamp")
-            if type(millis) is not int:
+            millis = _in_commit_millis(self.files.read(f"{FOLDER}/{version:020}.json"))
+            if millis is None:
                 raise VerificationFailed(
-                    f"version {version} has no in-commit timestamp, which the table's properties promise",
+                    f"version {version} of `{self.files.table}` lacks the in-commit timestamp that it promises",
                     hint="name the version itself with `--version`",
                 )
             return dt.datetime.fromtimestamp(millis / 1000, dt.timezone.utc)
@@ -174,3 +173,13 @@ class DeltaLog:
             return at
 
         return committed
+
+
+def _in_commit_millis(commit: bytes) -> int | None:
+    """The in-commit timestamp, which stands in a commit's first action."""
+    try:
+        action, _ = json.JSONDecoder().raw_decode(commit.decode().lstrip())
+        millis = action["commitInfo"]["inCommitTimestamp"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return millis if type(millis) is int else None

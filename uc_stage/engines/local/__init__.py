@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, ClassVar
 
+from uc_stage import __version__
 from uc_stage.engines.casting import cast_batch
 from uc_stage.engines.conditions import condition
 from uc_stage.engines.delta.log import FOLDER, DeltaLog
@@ -19,15 +20,15 @@ from uc_stage.engines.local.writing import write_splits
 from uc_stage.engines.schema import fields
 from uc_stage.engines.selection import Selection, ordering
 from uc_stage.errors import Unsupported, from_os_error
-from uc_stage.model import Snapshot, Source
+from uc_stage.model import DEFAULT_MEMORY, Snapshot, Source
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from uc_stage.engines.conditions import Condition
     from uc_stage.model import ExportPlan, ExportRequest, Layout
     from uc_stage.progress import Progress
     from uc_stage.publish import Publication
-
-_MEMORY = 512 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +46,17 @@ class LocalEngine:
 
     def __init__(self) -> None:
         self._opened: dict[tuple[str, int], Table] = {}
+        self._memory = DEFAULT_MEMORY
 
     @property
     def version(self) -> str:
         """This package, which reads the log, and the library that reads Parquet, with their versions."""
-        return f"uc-stage {version_of('uc-stage')}, pyarrow {version_of('pyarrow')}"
+        return f"uc-stage {__version__}, pyarrow {version_of('pyarrow')}"
 
     def resolve(self, request: ExportRequest) -> Snapshot:
         """Pins the table to one version and checks the columns and the predicate against its schema."""
         asked = request.table
+        self._memory = request.memory
         location, options = _located(asked.text, is_name=asked.is_name)
         opened = _open(location, options, asked.text, asked.version, asked.timestamp)
         table, state = opened.table, opened.table.state
@@ -74,7 +77,7 @@ class LocalEngine:
             source=source,
             schema=fields(selection.schema),
             rows=rows if rows is None or source.limit is None else min(rows, source.limit),
-            bytes=sum(file.size for file in table.files),
+            bytes=_size(table, selection.columns),
             table_rows=table.rows,
             files=files,
             null_counts=null_counts or None,
@@ -85,7 +88,7 @@ class LocalEngine:
     def count(self, snapshot: Snapshot, layout: Layout) -> dict[str, int]:
         """The rows of each split, counted by reading where the log alone does not tell."""
         table = self._table(snapshot.source)
-        return count_rows(table, snapshot.source, layout, _condition(table, snapshot.source), _MEMORY)
+        return count_rows(table, snapshot.source, layout, _condition(table, snapshot.source), self._memory)
 
     def write(self, plan: ExportPlan, publication: Publication, progress: Progress) -> dict[str, tuple[str, ...]]:
         """Streams the snapshot into the plan's files and gives their names."""
@@ -112,6 +115,21 @@ class LocalEngine:
             location, options = _located(source.table, is_name=not os.path.isabs(source.table))
             self._opened[key] = _open(location, options, source.table, source.version, None).table
         return self._opened[key]
+
+
+def _size(table: Table, columns: Sequence[str] | None) -> int:
+    """The bytes of the table's files; of some columns, their share in the first file."""
+    size = sum(file.size for file in table.files)
+    if columns is None or not table.files:
+        return size
+    physical = {column.physical for column in table.columns if column.name in columns}
+    with table.parquet(table.files[0]) as opened:
+        groups = [opened.metadata.row_group(index) for index in range(opened.metadata.num_row_groups)]
+        chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+    chosen: int = sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in physical)
+    # A partition column takes next to nothing.
+    whole: int = sum(chunk.total_compressed_size for chunk in chunks)
+    return size * chosen // max(1, whole)
 
 
 def _refuse_own_order(table: Table, selection: Selection) -> None:

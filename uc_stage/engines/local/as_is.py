@@ -6,6 +6,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from uc_stage.crew import each
+from uc_stage.engines.local.calendars import has_times, is_marked
 from uc_stage.engines.schema import fields
 from uc_stage.errors import InvalidRequest, from_os_error
 from uc_stage.parquet import FOOTER_JOBS
@@ -84,6 +85,8 @@ def _holds_rows(table: Table, file: DataFile) -> bool:
             ]
             raise _refused(f"`{file.path}` does not hold {', '.join(how) or 'just the table columns in their order'}")
         _refuse_int96(schema, file)
+        if is_marked(metadata.metadata) and any(has_times(field.type) for field in table.schema):
+            raise _refused(f"`{file.path}` tells its times by the Julian calendar")
         groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         if metadata.num_rows and 0 in groups:
             raise _refused(f"`{file.path}` has a row group of no rows, which some loaders fail on")
