@@ -13,6 +13,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 
 pytest_plugins = [
     "tests.fixtures.delta",
+    "tests.fixtures.disk",
     "tests.fixtures.s3",
     "tests.fixtures.shell",
     "tests.fixtures.spark",

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import os
+import tempfile
+import threading
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from uc_stage import thrift
+from tests.fixtures.delta import make_numbers, parquet_files, request
+from uc_stage import exporting, thrift
+from uc_stage.engines.local import writing
 from uc_stage.engines.local.assembly import Assembly, encode
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from uc_stage.engines.local.writing import encoders
+from uc_stage.progress import Silent
 
 MOMENT = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
 TABLE = pa.table(
@@ -89,3 +97,74 @@ def test_a_footer_that_is_cut_off_is_none(tmp_path: Path, cut: int) -> None:
     footer = data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
     with pytest.raises(ValueError, match="ends too early"):
         thrift.parse(footer[:cut])
+
+
+def row_groups(table: str, dest: Path, size: int, **asked: Any) -> list[list[pa.Table]]:
+    """The row groups of each file of an export."""
+    exporting.run(request(table, dest, row_group_bytes=size, **asked))
+    opened = [pq.ParquetFile(path) for path in parquet_files(dest)]
+    return [[file.read_row_group(index) for index in range(file.num_row_groups)] for file in opened]
+
+
+@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize(
+    "widths",
+    [
+        [10] * 20_000 + [20_000] * 300,
+        [20_000] * 300 + [10] * 20_000,
+        [10, 10, 3000] * 3000,
+        [0] * 5000 + [300_000] + [0] * 5000,
+    ],
+)
+def test_no_row_group_is_much_larger_than_its_target_however_the_sizes_of_rows_change(
+    widths: list[int], files: int, tmp_path: Path
+) -> None:
+    rows = pa.table({"id": range(len(widths)), "list": [[{"x": b"x" * width}] for width in widths]})
+    write_deltalake(str(tmp_path / "t"), rows)
+
+    found = row_groups(str(tmp_path / "t"), tmp_path / "x", 100_000, files=files)
+
+    assert len(found) == files
+    for group in (group for file in found for group in file):
+        assert group.nbytes < 200_000 or group.num_rows == 1
+    assert (
+        pa.concat_tables(group for file in found for group in file)
+        .combine_chunks()
+        .equals(rows.cast(found[0][0].schema))
+    )
+
+
+@given(hundreds=st.integers(1, 40), files=st.integers(1, 3), size=st.integers(20_000, 400_000))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_of_one_size_make_row_groups_of_one_size(hundreds: int, files: int, size: int, tmp_path: Path) -> None:
+    place = tempfile.mkdtemp(dir=tmp_path)
+    rows = 100 * hundreds
+    write_deltalake(f"{place}/t", pa.table({"id": range(rows), "blob": [b"x" * 500] * rows}))
+
+    for file in row_groups(f"{place}/t", Path(place) / "x", size, files=files):
+        counts = [group.num_rows for group in file]
+        assert max(counts) - min(counts) <= len(counts)
+        assert max(group.nbytes for group in file) < size + 600
+
+
+@pytest.mark.parametrize(
+    ("cores", "size", "jobs"), [(64, 64 * 2**20, 4), (2, 64 * 2**20, 2), (64, 2**30, 1), (64, 2**20, 8), (1, 2**20, 1)]
+)
+def test_as_many_row_groups_are_encoded_at_a_time_as_there_are_cores_and_fit_in_memory(
+    cores: int, size: int, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert encoders(size) == jobs
+
+
+def test_no_more_encoders_run_than_fit_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watched(Silent):
+        def advance(self, amount: int) -> None:
+            super().advance(amount)
+            running.append(sum(thread.name.startswith("uc-stage-write") for thread in threading.enumerate()))
+
+    running: list[int] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(writing, "_BUDGET_BYTES", 6 * 20_000)
+    exporting.run(request(make_numbers(tmp_path / "t", 50_000), tmp_path / "x", row_group_bytes=20_000), Watched())
+    assert max(running) == 3

@@ -158,10 +158,17 @@ def test_load_dataset_sees_the_splits(table: str, dest: Path, tmp_path: Path) ->
     assert sorted(loaded["test"]["id"]) == sorted(ids(dest, "test"))
 
 
-def test_a_split_of_no_rows_is_a_file_with_the_schema(table: str, dest: Path) -> None:
-    report = export(table, dest, splits=(("train", 0.999999), ("test", 0.000001)))
-    assert report.splits == {"train": 1000, "test": 0}
-    assert rows_by_file(dest, "test") == [[]]
+def test_a_split_that_drew_no_rows_is_told_before_the_write(table: str, dest: Path) -> None:
+    with pytest.raises(InvalidRequest, match="the split `test` would have no rows of 1000"):
+        export(table, dest, splits=(("train", 0.999999), ("test", 0.000001)))
+    assert not dest.exists()
+    assert export(table, dest, splits=(("train", 0.5), ("test", 0.5)), where="id < 0").splits == {"train": 0, "test": 0}
+
+
+def test_columns_that_differ_in_more_than_their_case_are_told_apart(tmp_path: Path, dest: Path) -> None:
+    write_deltalake(str(tmp_path / "t"), pa.table({"strasse": [1, 2, 3], "straße": [10, 20, 30], "id": [3, 2, 1]}))
+    export(tmp_path / "t", dest, columns=("STRASSE", "id"), where="`Straße` > 15", order_by=("strasse desc",))
+    assert rows_by_file(dest) == [[{"strasse": 3, "id": 1}, {"strasse": 2, "id": 2}]]
 
 
 # Order

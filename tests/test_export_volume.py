@@ -7,22 +7,27 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fixtures.delta import actions
+from tests.fixtures.delta import actions, request
 from tests.fixtures.shell import Done, tree
 from tests.fixtures.volume import Volume
 from tests.fixtures.warm import Warm
+from uc_stage import exporting
+from uc_stage.engines.local import scan
+from uc_stage.errors import NoSpace
 from uc_stage.manifest import MANIFEST_PATH, Manifest
 from uc_stage.publish import read_manifest
 from uc_stage.storage import LocalFolder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
 # Two versions of a table with no row in common: a mix of both is neither.
@@ -56,20 +61,6 @@ def scattered(tmp_path: Path) -> str:
     return path
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[str]:
-    """A file system of its own, of 256 KiB."""
-    path = str(tmp_path / "disk")
-    os.mkdir(path)
-    if (
-        os.geteuid()
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", path], check=False).returncode
-    ):
-        pytest.skip("this user may not mount a tmpfs")
-    yield path
-    subprocess.run(["umount", path], check=True)
-
-
 def added(table: str) -> list[str]:
     """The data files that a table's commits added, in their order."""
     return [action["path"] for version in range(30) for action in actions(table, version, "add")]
@@ -100,6 +91,13 @@ def clean(dest: str) -> Manifest:
     assert set(tree(dest)) == {MANIFEST_PATH, *(file.path for file in manifest.files), *kept}
     assert os.listdir(os.path.join(dest, ".uc_stage")) == ["manifest.json"]
     return manifest
+
+
+def wait_for(happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def one_error(done: Done, code: int) -> str:
@@ -314,6 +312,17 @@ def test_a_file_system_that_is_full_is_told_and_the_generation_before_stays(
     assert clean(dest).source.version == 0
 
 
+def test_nothing_reads_on_after_a_write_that_failed_while_its_error_is_held(
+    disk: str, scattered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "_BUDGET_BYTES", 1)
+    for asked in ({}, {"shuffle": True, "memory": 16 * 1024**2}):
+        with pytest.raises(NoSpace) as caught:
+            exporting.run(request(scattered, f"{disk}/x", row_group_bytes=100_000, **asked))
+        assert caught.tb
+        assert [thread.name for thread in threading.enumerate() if thread.name.startswith("uc-stage")] == []
+
+
 def test_a_file_system_that_is_read_only_is_told(disk: str, table: str, warm: Warm) -> None:
     dest = f"{disk}/x"
     assert warm.run("export", f"{table}@v0", dest).code == 0
@@ -354,7 +363,8 @@ def test_a_vacuum_under_a_run_is_refused_and_never_gives_fewer_rows(
     assert warm.run("export", f"{table}@v0", dest).code == 0
     before = tree(dest)
     shutil.copytree(scattered, backing)
-    names = added(scattered)
+    # In the order in which they are read.
+    names = sorted(added(scattered))
     if doomed.startswith("the others"):
         kept = names.pop(len(names) // 2)
         volume.fault(f"table/{kept}", times=1, run=f"cd {backing} && rm {' '.join(names)}")
@@ -389,3 +399,26 @@ def test_a_run_that_fails_while_many_threads_write_leaves_nothing(
         assert tree(dest) == before, volume.steps()
     volume.clear()
     clean(dest)
+
+
+def test_a_signal_ends_an_export_whose_write_hangs_and_the_next_run_heals_it(
+    table: str, volume: Volume, warm: Warm, tmp_path: Path
+) -> None:
+    dest, hung, go = f"{volume.mount}/x", tmp_path / "hung", tmp_path / "go"
+    assert warm.run("export", f"{table}@v0", dest).code == 0
+    volume.rule("write", "*train*", times=1, run=f"touch {hung}; until [ -e {go} ]; do sleep 0.1; done")
+    pid, place = warm.start("export", f"{table}@v1", dest)
+    try:
+        wait_for(hung.exists)
+        os.kill(pid, signal.SIGTERM)
+        # The kernel lets no process go before its call has come back; this one has nothing else to wait for.
+        wait_for(lambda: "ended by SIGTERM" in Path(f"{place}.err").read_text("utf-8"))
+        wait_for(lambda: Path(f"/proc/{pid}/task/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] == "Z")
+    finally:
+        go.touch()
+    assert warm.finish((pid, place)).code == 143
+    assert whole(dest).source.version == 0
+
+    volume.clear()
+    assert warm.run("export", f"{table}@v1", dest).code == 0
+    assert clean(dest).source.version == 1

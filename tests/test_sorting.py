@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import subprocess
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from uc_stage.engines.local import sorting
 from uc_stage.engines.local.sorting import sorted_batches
-from uc_stage.errors import NoSpace
+from uc_stage.errors import AccessDenied, NoSpace, NotFound, StageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,16 +66,56 @@ def test_nothing_comes_of_nothing() -> None:
 
 
 def test_what_was_spilled_has_no_name_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     found = sorted_batches(batches_of(made(5000), 100), KEYS, 50_000)
     next(found)
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has the device that is always full")
-def test_a_full_temporary_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with open("/dev/full", "r+b", buffering=0) as full:
-        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
-        with pytest.raises(NoSpace, match=tempfile.gettempdir()) as caught:
-            list(sorted_batches(batches_of(made(5000), 100), KEYS, 50_000))
+def test_a_merge_of_very_many_runs_stays_within_a_few_times_the_budget() -> None:
+    memory, rows = 2**20, 400
+    peak, total, first = 0, 0, pa.total_allocated_bytes()
+
+    def source() -> Iterator[pa.RecordBatch]:
+        rng = np.random.default_rng(0)
+        for _ in range(200):
+            yield pa.record_batch({"a": rng.random(rows), "b": ["x" * 1000] * rows})
+
+    for batch in sorted_batches(source(), [("a", "ascending")], memory):
+        total += batch.num_rows
+        peak = max(peak, pa.total_allocated_bytes() - first)
+    # A block of each run at once would be 12 MiB.
+    assert total == 200 * rows
+    assert peak < 4 * memory
+
+
+def test_of_rows_larger_than_a_block_only_the_keys_stay_in_memory() -> None:
+    memory, peak, total, first = 2**20, 0, 0, pa.total_allocated_bytes()
+    batches = (pa.record_batch({"a": [index * 7 % 500], "b": [b"x" * 100_000]}) for index in range(500))
+    for batch in sorted_batches(batches, [("a", "ascending")], memory):
+        assert batch["a"].to_pylist() == list(range(total, total + batch.num_rows))
+        total += batch.num_rows
+        peak = max(peak, pa.total_allocated_bytes() - first)
+    assert total == 500
+    assert peak < 4 * memory
+
+
+def refusal(folder: str, monkeypatch: pytest.MonkeyPatch) -> StageError:
+    """How a sort that does not fit in memory ends, where `folder` is for temporary files."""
+    monkeypatch.setenv("TMPDIR", folder)
+    with pytest.raises(StageError, match=f"`{folder}`") as caught:
+        list(sorted_batches(batches_of(made(20_000), 100), KEYS, 50_000))
     assert "TMPDIR" in (caught.value.hint or "")
+    return caught.value
+
+
+def test_a_full_temporary_folder_is_named(disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(refusal(disk, monkeypatch), NoSpace)
+
+
+def test_a_temporary_folder_that_is_missing_or_may_not_be_written_is_named(
+    tmp_path: Path, disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(refusal(str(tmp_path / "gone"), monkeypatch), NotFound)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    assert isinstance(refusal(disk, monkeypatch), AccessDenied)

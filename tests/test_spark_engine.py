@@ -14,6 +14,7 @@ import pytest
 
 from tests.spark_export import export, leftovers, rows_of
 from uc_stage.engines.spark import SparkEngine
+from uc_stage.engines.spark import session as spark_connection
 from uc_stage.engines.spark import table as spark_table
 from uc_stage.errors import InvalidRequest, NotFound, StageError, Unsupported
 from uc_stage.model import ExportRequest, TableRef
@@ -100,7 +101,6 @@ def test_files_are_plain_parquet_of_the_recorded_schema(engine: SparkEngine, tri
 def test_a_version_and_a_time_pin_the_table(engine: SparkEngine, trips: str, tmp_path: Path) -> None:
     first = export(engine, trips, tmp_path / "1", version=1)
     assert sorted(rows_of(first)["Id"]) == [0, 1, 2, 3, 4, 5]
-    assert first.snapshot.bytes is None
     committed = first.snapshot.source.timestamp
     assert committed is not None
 
@@ -181,6 +181,29 @@ def test_files_are_as_many_as_planned_however_spark_reads_the_table(
     # As where Spark's own count of its partitions misleads.
     monkeypatch.setattr(SparkEngine, "_is_read_in", lambda *_: True)
     assert len(export(engine, path, tmp_path / "more", files=7).names) == 7
+
+
+def test_few_rows_fill_every_file_that_was_planned(engine: SparkEngine, spark_session: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    spark_session.range(0, 8, 1, 4).write.format("delta").save(path)
+
+    done = export(engine, path, tmp_path / "out", files=None, world_size=4, workers=2, where="id >= 0")
+
+    assert [footer.rows for footer in done.footers] == [1] * 8
+    assert rows_of(done)["id"] == list(range(8))
+
+
+def test_an_older_version_is_planned_by_its_own_size(engine: SparkEngine, spark_session: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    spark_session.range(0, 20_000, 1, 1).selectExpr("id", "uuid() AS text").write.format("delta").save(path)
+    (written,) = [os.path.join(path, name) for name in os.listdir(path) if name.endswith(".parquet")]
+    size = os.path.getsize(written)
+    spark_session.range(0, 9, 1, 1).selectExpr("id", "'' AS text").write.format("delta").mode("overwrite").save(path)
+
+    done = export(engine, path, tmp_path / "out", version=0, files=None, file_bytes=size // 4)
+
+    assert done.snapshot.bytes == pytest.approx(size, rel=0.1)
+    assert 4 <= len(done.names) <= 5
 
 
 def test_rows_that_a_server_does_not_tell_apart_are_refused(
@@ -297,10 +320,50 @@ def test_a_feature_of_the_future_is_refused(engine: SparkEngine, tmp_path: Path)
 def test_a_type_that_readers_do_not_share_is_refused(engine: SparkEngine, spark_session: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "table")
     spark_session.sql(f"CREATE TABLE delta.`{path}` (n INT, v VARIANT, c CHAR(3), d VARCHAR(3)) USING delta")
-    with pytest.raises(Unsupported, match="column `v`"):
-        engine.resolve(ExportRequest(TableRef.parse(path), "out"))
-    rest = engine.resolve(ExportRequest(TableRef.parse(path), "out", columns=("c", "d")))
-    assert [field.type for field in rest.schema] == ["string", "string"]
+    spark_session.sql(f"INSERT INTO delta.`{path}` SELECT 1, NULL, 'c', 'd'")
+    asked = ExportRequest(TableRef("query"), "out", "spark", query="SELECT 1 AS a, INTERVAL '1' DAY AS b")
+    with pytest.raises(Unsupported, match="column `b` is of type `interval day`") as caught:
+        engine.resolve(asked)
+    assert "--exclude-columns b" in str(caught.value.hint)
+
+    rest = export(engine, path, tmp_path / "out", columns=("c", "d"), order_by=("c",), files=1)
+    assert [field.type for field in rest.snapshot.schema] == ["string", "string"]
+    assert rows_of(rest) == {"c": ["c  "], "d": ["d"]}
+
+
+def test_a_variant_is_refused_where_the_server_would_write_it_otherwise(
+    spark_remote: str, spark_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "table")
+    spark_session.sql(f"CREATE TABLE delta.`{path}` (n INT, s STRUCT<v: VARIANT>) USING delta")
+    # A setting that no session may change stands for any that a server refuses.
+    monkeypatch.setattr(spark_connection, "_PLAIN_VARIANTS", {"spark.sql.warehouse.dir": "elsewhere"})
+    engine = SparkEngine(spark_remote)
+    try:
+        with pytest.raises(Unsupported, match="column `s` is of type `struct<v:variant>`") as caught:
+            engine.resolve(ExportRequest(TableRef.parse(path), "out"))
+        assert engine.resolve(ExportRequest(TableRef.parse(path), "out", exclude=("s",))).schema
+    finally:
+        engine.close()
+    assert "--exclude-columns s" in str(caught.value.hint)
+
+
+def test_variants_that_a_server_shreds_nevertheless_are_refused(
+    spark_remote: str, spark_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "table")
+    spark_session.sql(f"CREATE TABLE delta.`{path}` (n INT, s STRUCT<v: VARIANT>) USING delta")
+    spark_session.sql(f"""INSERT INTO delta.`{path}` SELECT 1, named_struct('v', parse_json('{{"a": 1}}'))""")
+    monkeypatch.setattr(spark_connection, "_PLAIN_VARIANTS", {"spark.sql.variant.writeShredding.enabled": "true"})
+    engine = SparkEngine(spark_remote)
+    every: list[dict[str, Any]] = [{}, {"shuffle": True}]
+    try:
+        for asked in every:
+            with pytest.raises(Unsupported, match="shredded the variants of column `s`"):
+                export(engine, path, tmp_path / "out", files=1, **asked)
+    finally:
+        engine.close()
+    assert leftovers(tmp_path / "out") == []
 
 
 def test_a_data_file_that_is_gone_is_not_found_and_leaves_nothing(

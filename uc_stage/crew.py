@@ -8,13 +8,25 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-# A thread inside a read of a hung mount cannot be ended; it is left behind, and ends with the process.
 _JOIN_SECONDS = 5.0
+
+
+def join(threads: Iterable[threading.Thread], deadline: float | None = None) -> bool:
+    """Waits for daemon threads that were told to stop, and says whether all have ended.
+
+    A thread inside a call to a hung mount cannot be ended: it is left behind, and ends with the process. `deadline`, of
+    `time.monotonic()`, is when the wait ends; None for some seconds from now.
+    """
+    begun = [thread for thread in threads if thread.ident is not None]
+    deadline = time.monotonic() + _JOIN_SECONDS if deadline is None else deadline
+    for thread in begun:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in begun)
 
 
 def each(function: Callable[[_Item], _Result], items: Sequence[_Item], jobs: int) -> list[_Result]:
@@ -60,11 +72,7 @@ class Crew:
                     thread.join(0.2)
         finally:
             self.stopped.set()
-            deadline = time.monotonic() + _JOIN_SECONDS
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join(max(0.0, deadline - time.monotonic()))
-            self.ended = not any(thread.is_alive() for thread in threads)
+            self.ended = join(threads)
         if self._failure is not None:
             raise self._failure
 

@@ -176,7 +176,7 @@ class Snapshot:
         schema: the columns that will be written, in order; all of them nullable, whatever the table says.
         rows: the rows that the request holds, where the log alone tells it exactly.
         bytes: the size of the version's data files, for planning; None where unknown.
-        table_rows: the rows of the whole version, for planning; None where unknown.
+        table_rows: the rows that `bytes` is the size of, all of them, for planning; None where unknown.
         files: the number of the version's data files; None where unknown.
         null_counts: the NULLs of each column that the log tells of, where all rows are asked for.
         order_by: what the request orders by, in the table's own case.

@@ -223,6 +223,13 @@ def test_a_limit_bounds_the_rows(engine: Engine, numbers: str, tmp_path: Path) -
     assert engine.export(numbers, tmp_path / "none", limit=0).rows == 0
 
 
+@pytest.mark.parametrize("limit", [1, 27, 28, 40, 73, 74, 200])
+def test_both_engines_take_the_same_first_rows(crooked: str, spark_remote: str, limit: int, tmp_path: Path) -> None:
+    written = compare_engines(crooked, spark_remote, tmp_path, {"limit": limit})
+
+    assert sum(len(file) for files in written.values() for file in files) == min(limit, 74)
+
+
 def test_an_earlier_version_comes_out_as_it_was(engine: Engine, numbers: str, tmp_path: Path) -> None:
     report = engine.export(numbers, tmp_path / "out", version=1)
 
@@ -342,6 +349,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "a shuffle": {"shuffle": True, "seed": 7, "files": 3, "casts": (("half", "float32"),)},
     "the first rows of an order": {"order_by": ("text desc",), "limit": 77, "files": 2},
+    "the first rows": {"limit": 333},
+    "the first rows of a sample": {"limit": 111, "sample": 0.5, "seed": 4, "where": "id % 3 > 0"},
+    "equal first rows": {"limit": 301, "equal_rows": True, "files": 3},
     "equal rows": {"equal_rows": True, "files": 7},
     "equal shuffled splits of a sample": {
         "splits": (("train", 0.7), ("test", 0.3)), "sample": 0.5, "shuffle": True, "equal_rows": True,
@@ -416,6 +426,51 @@ def test_both_engines_cast_alike(kinds: str, spark_remote: str, tmp_path: Path) 
         ("b", "float32"), ("f", "float32"), ("g", "float64"), ("key", "int16"),
     )  # fmt: skip
     compare_engines(kinds, spark_remote, tmp_path, {"casts": casts, "exclude": ("s",)})
+
+
+@pytest.fixture(scope="module")
+def loose(spark_session: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A table with a map, a void column, and variants at the top and inside of others; the last has a NULL of each."""
+    path = str(tmp_path_factory.mktemp("tables") / "loose")
+    spark_session.sql(
+        f"""CREATE TABLE delta.`{path}` (n INT NOT NULL, tags MAP<STRING, STRUCT<x: INT, y: ARRAY<DATE>>>, nothing VOID,
+        v VARIANT, inside STRUCT<list: ARRAY<VARIANT>, named: MAP<STRING, VARIANT>>) USING delta"""
+    )
+    spark_session.sql(
+        f"""INSERT INTO delta.`{path}` (n, tags, v, inside) SELECT CAST(id AS INT),
+        map('k', named_struct('x', CAST(id AS INT), 'y', array(DATE'2024-02-29', NULL)), concat('ü', id), NULL),
+        parse_json(concat('{{"b": [1, 2.5, "x", null, true], "a": {{"c": ', id, '}}}}')),
+        named_struct('list', array(parse_json('1'), NULL, parse_json('null')), 'named', map('z', parse_json('"é"')))
+        FROM range(0, 8, 1, 2) UNION ALL SELECT 8, NULL, NULL, NULL"""
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {}, {"files": 9}, {"order_by": ("n desc",), "files": 2}, {"limit": 4, "equal_rows": True}, {"where": "n < 0"},
+        {"where": "n < 0", "shuffle": True},
+    ],
+)  # fmt: skip
+def test_both_engines_write_maps_voids_and_variants_alike(
+    loose: str, spark_remote: str, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    compare_engines(loose, spark_remote, tmp_path, asked)
+
+    stored = {path: pq.read_metadata(path).schema for path in tmp_path.glob("*/*.parquet")}
+    assert all(
+        not str(schema.column(i).logical_type).startswith("Variant") for schema in stored.values() for i in range(9)
+    )
+
+
+@pytest.mark.parametrize("name", ["tags", "map"])
+def test_both_engines_cast_maps_to_entries_alike(loose: str, spark_remote: str, name: str, tmp_path: Path) -> None:
+    asked = {"casts": ((name, "entries"),), "columns": ("n", "tags"), "order_by": ("n",), "files": 1}
+
+    ((first, *_),) = compare_engines(loose, spark_remote, tmp_path, asked)["train"]
+
+    assert "'value': {'x': 0," in first
 
 
 def test_a_value_that_a_cast_does_not_hold_is_refused_with_its_column(

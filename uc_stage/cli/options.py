@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import re
 from typing import Annotated
 
 import typer
 
 from uc_stage.errors import InvalidRequest
 from uc_stage.sizes import parse_size
+
+_FRACTION = re.compile(r"(?P<number>(\d+\.?\d*|\.\d+)(e-?\d+)?)(?P<percent>%?)", re.ASCII | re.IGNORECASE)
 
 Json = Annotated[bool, typer.Option("--json", envvar="UC_STAGE_JSON", help="Print one JSON object on stdout.")]
 Quiet = Annotated[
@@ -91,10 +94,10 @@ def fraction(text: str, flag: str) -> float:
     Raises:
         InvalidRequest: it is no number.
     """
-    try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise InvalidRequest(f"`{flag}` has `{text}` for a fraction", hint="such as 0.9 or 90%") from None
+    number = _FRACTION.fullmatch(text)
+    if number is None:
+        raise InvalidRequest(f"`{flag}` has `{text}` for a fraction", hint="such as 0.9 or 90%")
+    return float(number["number"]) / (100 if number["percent"] else 1)
 
 
 def positive_size(text: str, flag: str) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from uc_stage.engines.predicate import near
+from uc_stage.engines.predicate import match, near
 from uc_stage.errors import InvalidRequest, Unsupported
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def planned_casts(schema: pa.Schema, asked: Sequence[tuple[str, str]]) -> dict[s
     by_column: dict[str, str] = {}
     by_family: dict[str, str] = {}
     for name, target in asked:
-        known = {column.casefold(): column for column in schema.names}
-        column = known.get(name.casefold())
+        column = match(name, schema.names)
         if column is None and name not in _TARGETS:
             raise InvalidRequest(
                 f"`--cast {name}={target}` names `{name}`, which is no column that is written",

@@ -25,16 +25,32 @@ _MOMENT = re.compile(
 # They give other rows from one run to the next, while one table version and one request are one export.
 _UNSTABLE = {
     "current_catalog", "current_database", "current_date", "current_schema", "current_time", "current_timestamp",
-    "current_timezone", "current_user", "curdate", "input_file_name", "localtimestamp", "monotonically_increasing_id",
-    "now", "rand", "randn", "random", "session_user", "shuffle", "spark_partition_id", "user", "uuid",
+    "current_timezone", "current_user", "curdate", "input_file_block_length", "input_file_block_start",
+    "input_file_name", "java_method", "localtimestamp", "monotonically_increasing_id", "now", "rand", "randn", "random",
+    "randstr", "reflect", "session_user", "shuffle", "spark_partition_id", "try_reflect", "uniform", "user", "uuid",
 }  # fmt: skip
+
+
+_MOST_NAMED = 20
+
+
+def match(name: str, columns: Iterable[str]) -> str | None:
+    """The column that a name means: the one written so, else the one that is so in lower case, as in Spark."""
+    columns = list(columns)
+    if name in columns:
+        return name
+    alike = [column for column in columns if column.lower() == name.lower()]
+    return alike[0] if len(alike) == 1 else None
 
 
 def near(name: str, known: Iterable[str]) -> str:
     """The hint for a name that is not among the known ones: the nearest of them, or all."""
-    by_fold = {other.casefold(): other for other in known}
-    matches = difflib.get_close_matches(name.casefold(), by_fold, n=1)
-    return f"did you mean `{by_fold[matches[0]]}`?" if matches else f"it has {', '.join(f'`{k}`' for k in known)}"
+    known = list(known)
+    by_lower = {other.lower(): other for other in known}
+    if matches := difflib.get_close_matches(name.lower(), by_lower, n=1):
+        return f"did you mean `{by_lower[matches[0]]}`?"
+    more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+    return f"it has {', '.join(f'`{other}`' for other in known[:_MOST_NAMED])}{more}"
 
 
 def chosen(asked: Sequence[str], columns: Sequence[str], flag: str = "--columns") -> tuple[str, ...]:
@@ -43,14 +59,15 @@ def chosen(asked: Sequence[str], columns: Sequence[str], flag: str = "--columns"
     Raises:
         InvalidRequest: one that the table does not have, one asked twice, or none at all.
     """
-    known = {name.casefold(): name for name in columns}
+    found = []
     for name in asked:
-        if name.casefold() not in known:
+        column = match(name, columns)
+        if column is None:
             raise InvalidRequest(f"`{flag}` names `{name}`, which the table does not have", hint=near(name, columns))
-    found = tuple(known[name.casefold()] for name in asked)
+        found.append(column)
     if not found or len(set(found)) < len(found):
         raise InvalidRequest(f"`{flag}` names a column twice, or none", hint="name each column once")
-    return found
+    return tuple(found)
 
 
 def checked(where: str, columns: Sequence[str]) -> str:
@@ -63,7 +80,6 @@ def checked(where: str, columns: Sequence[str]) -> str:
     from sqlglot import exp
 
     tree = parsed(where)
-    known = {name.casefold(): name for name in columns}
     forbidden: tuple[tuple[Any, str], ...] = (
         ((exp.Query, exp.Subquery), "a subquery"),
         (exp.Window, "a window"),
@@ -86,12 +102,13 @@ def checked(where: str, columns: Sequence[str]) -> str:
             )
         if isinstance(node, exp.Column):
             first = node.parts[0]
-            if first.name.casefold() not in known:
+            column = match(first.name, columns)
+            if column is None:
                 raise InvalidRequest(
                     f"`--where` names the column `{first.name}`, which the table does not have",
                     hint=near(first.name, columns),
                 )
-            first.set("this", known[first.name.casefold()])
+            first.set("this", column)
         if isinstance(node, exp.Cast) and node.this.is_string and (kind := moment_kind(node)):
             node.this.set("this", _canonical_moment(node.this.this, kind))
     return tree.sql(dialect="spark", identify=True, comments=False)
@@ -130,10 +147,11 @@ def is_unstable(node: exp.Expr) -> bool:
     """Whether an expression is a function whose answer changes from run to run."""
     from sqlglot import exp
 
-    return isinstance(node, exp.Func) and _function_name(node) in _UNSTABLE
+    return isinstance(node, exp.Func) and function_name(node) in _UNSTABLE
 
 
-def _function_name(node: exp.Func) -> str:
+def function_name(node: exp.Func) -> str:
+    """A function's name in lower case."""
     from sqlglot import exp
 
     return node.name.lower() if isinstance(node, exp.Anonymous) else node.sql_name().lower()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from uc_stage.engines.casting import cast_schema, family, planned_casts, refuse_unfit
 from uc_stage.engines.drawing import check_group
-from uc_stage.engines.predicate import checked, chosen
+from uc_stage.engines.predicate import checked, chosen, match
 from uc_stage.errors import InvalidRequest
 from uc_stage.model import Source
 
@@ -110,11 +110,11 @@ def _order(asked: tuple[str, ...], table: pa.Schema) -> tuple[str, ...]:
     """The terms in canonical form: `NAME ASC` or `NAME DESC`."""
     terms = []
     for text in asked:
-        match = _DIRECTION.fullmatch(text)
+        directed = _DIRECTION.fullmatch(text)
         # A column's whole name goes first: it may end in a word of SQL.
-        whole = text.casefold() in {name.casefold() for name in table.names}
-        name = text if whole or match is None else match["name"]
-        direction = "ASC" if whole or match is None else match["direction"].upper()
+        whole = match(text, table.names) is not None
+        name = text if whole or directed is None else directed["name"]
+        direction = "ASC" if whole or directed is None else directed["direction"].upper()
         (column,) = chosen([name], table.names, "--order-by")
         if family(table.field(column).type) in _UNORDERED:
             raise InvalidRequest(

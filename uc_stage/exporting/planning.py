@@ -200,6 +200,11 @@ def _planned_splits(snapshot: Snapshot, layout: Layout, engine: Engine, progress
     files = max(1, snapshot.files or 1) if layout.as_is else layout.files or _files_of(layout, total, snapshot, engine)
     splits = []
     for name, rows in counts.items():
+        if total and not rows:
+            raise InvalidRequest(
+                f"the split `{name}` would have no rows of {total}, and `load_dataset` fails on such a one",
+                hint="give it a larger fraction, another `--seed`, or a `--split-by` of more values",
+            )
         # By its share of the rows, where the files of all splits together are planned by their bytes.
         own = files if layout.files is not None or layout.as_is else -(-files * rows // max(1, total))
         own = -(-max(1, own) // layout.multiple_of) * layout.multiple_of
@@ -218,9 +223,11 @@ def _files_of(layout: Layout, rows: int, snapshot: Snapshot, engine: Engine) -> 
     """How many files hold the rows at about `file_bytes` of the table's own bytes each."""
     file_bytes = layout.file_bytes or _FILE_BYTES
     size, source = snapshot.bytes, snapshot.source
-    if size is None or size <= file_bytes:
+    # The rows of a query may be more than those that the size is of.
+    estimated = source.query is not None and snapshot.table_rows is not None
+    if size is None or (size <= file_bytes and not estimated):
         return 1
-    if source.where is not None or source.limit is not None or source.sample is not None:
+    if estimated or source.where is not None or source.limit is not None or source.sample is not None:
         table_rows = snapshot.table_rows
         if table_rows is None:
             whole = replace(source, where=None, limit=None, sample=None)

@@ -20,6 +20,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from uc_stage.crew import join
 from uc_stage.errors import Busy, InvalidRequest, NotFound, StageError
 from uc_stage.locks import alive, has_ended, identity, mark
 from uc_stage.manifest import FOLDER, MANIFEST_PATH, Manifest
@@ -39,7 +40,7 @@ _HEARTBEAT_SECONDS = 20.0
 _SILENCE_SECONDS = 120.0
 _YIELD_SECONDS = 3.0
 _LOOKS = 5
-# A write to a hung mount cannot be ended; its file is left to the next run.
+# A call to a hung mount cannot be ended; all that is there is left to the next run.
 _CLOSE_SECONDS = 5.0
 
 # The generations that this process is writing.
@@ -127,7 +128,10 @@ class Publication:
 
     def _leave(self) -> None:
         self._stop.set()
-        self._heart.join()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        if not join([self._heart], deadline):
+            # The mount hangs, and would hold this thread as well.
+            return
         try:
             published = self._is_published()
         except StageError:
@@ -135,17 +139,18 @@ class Publication:
             return
         if published:
             self._clear(self.retired)
-        else:
-            self._clear(self._begun, keep_claim=not self._close_all())
+        elif self._close_all(deadline):
+            self._clear(self._begun)
 
-    def _close_all(self) -> bool:
-        """Closes what threads still write, so that nothing gets a name later, and says whether that was possible."""
-        deadline = time.monotonic() + _CLOSE_SECONDS
+    def _close_all(self, deadline: float) -> bool:
+        """Closes what threads still write, so that nothing gets a name later, and says whether that was possible.
+
+        Where it was not, the mount hangs, and the removal of a file would wait for the write to it.
+        """
         with self._opened:
             self._left = True
-            closed = self._opened.wait_for(lambda: not self._opening, _CLOSE_SECONDS)
-        stuck = [file for file in self._open if not file.abandon(deadline)]
-        return closed and not stuck
+            closed = self._opened.wait_for(lambda: not self._opening, max(0.0, deadline - time.monotonic()))
+        return closed and all(file.abandon(deadline) for file in self._open)
 
     def name(self, split: str, index: int, total: int) -> str:
         """The final name of a split's file, in Hugging Face's form with the generation before the suffix."""
@@ -254,11 +259,12 @@ class Publication:
                 )
             time.sleep(0.2)
 
-    def _clear(self, doomed: Sequence[str], *, keep_claim: bool = False) -> None:
+    def _clear(self, doomed: Sequence[str]) -> None:
         """Removes these files, this run's scratch and its claim, and the folders that are empty then.
 
         What cannot be removed stays, and the claim with it: the run has ended as it has, and the next one sweeps.
         """
+        keep_claim = False
         try:
             for path in [*doomed, *_below(self.folder, self.scratch)]:
                 if not self._remove(path):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uc_stage.engines.conditions import kernels, patterns, terms
 from uc_stage.engines.conditions.functions import Functions
 from uc_stage.engines.conditions.terms import Term, compared, converted, derived, mapped, refused, together, unified
-from uc_stage.engines.predicate import moment_kind, moment_of, near, parsed, spark_sql
+from uc_stage.engines.predicate import match, moment_kind, moment_of, near, parsed, spark_sql
 from uc_stage.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -362,13 +362,13 @@ def _ordered(left: Term, right: Term, operator: str, shown: str) -> Term:
 
 def _found(path: Sequence[str], fields: list[pa.Field]) -> tuple[str, pa.DataType]:
     """The name and type of the field that a path ends with, among those of what it leads to."""
-    found = next((field for field in fields if field.name.casefold() == path[-1].casefold()), None)
-    if found is None:
+    name = match(path[-1], [field.name for field in fields])
+    if name is None:
         raise InvalidRequest(
             f"`--where` names `{'.'.join(path)}`, which the table does not have",
             hint=near(path[-1], [field.name for field in fields]) if fields else "name a column of the table",
         )
-    return found.name, found.type
+    return name, next(field.type for field in fields if field.name == name)
 
 
 def _field(term: Term, path: Sequence[str]) -> Term:

@@ -140,13 +140,16 @@ class TableFiles:
         text, table = str(error), self.table
         if type(error).__name__ == "PanicException":
             return Unsupported(f"the storage of `{table}` gave up on `{path}`: {_line(text)}", hint=OTHER_ENGINE)
-        if isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and _MISSING.search(text)):
+        whole = path if path.startswith("/") else f"{self.location}/{path}"
+        # pyarrow keeps the reason to itself where a file goes away between its opening and the look at its size.
+        gone = _MISSING.search(text) or ("error stat()ing" in text and not os.path.exists(whole))
+        if isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and gone):
             return NotFound(
                 f"`{path}`, a file of this version of `{table}`, is gone",
                 hint="VACUUM or a person removed it: export a newer version with `@vN`, or restore the file",
             )
         if isinstance(error, OSError) and error.errno is not None:
-            return from_os_error(error, path if path.startswith("/") else f"{self.location}/{path}")
+            return from_os_error(error, whole)
         if "Unknown scheme" in text:
             return InvalidRequest(
                 f"`{table}` is a URL of no storage that the local engine knows",

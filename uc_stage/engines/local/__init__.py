@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, ClassVar
@@ -100,9 +101,11 @@ class LocalEngine:
             copy_files(table, files, names, publication, progress)
             return {"train": names}
         columns = source.columns or tuple(table.schema.names)
-        rows = shaped_rows(table, source, plan.layout, columns, _condition(table, source), plan.request.memory)
-        cast = ((split, cast_batch(batch, selection.schema, selection.casts)) for split, batch in rows)
-        return write_splits(cast, selection.schema, plan, publication, progress)
+        shaped = shaped_rows(table, source, plan.layout, columns, _condition(table, source), plan.request.memory)
+        # Whoever holds the exception of a write that failed would hold the threads that read, too.
+        with closing(shaped) as rows:
+            cast = ((split, cast_batch(batch, selection.schema, selection.casts)) for split, batch in rows)
+            return write_splits(cast, selection.schema, plan, publication, progress)
 
     def close(self) -> None:
         """Lets go of the tables."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from uc_stage.crew import join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _Item = TypeVar("_Item")
-
-# A thread inside a read of a hung mount cannot be ended; it is left behind, and ends with the process.
-_JOIN_SECONDS = 5.0
 
 
 def ahead(
@@ -43,10 +41,7 @@ def ahead(
         yield from line.items()
     finally:
         line.stop()
-        deadline = time.monotonic() + _JOIN_SECONDS
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline - time.monotonic()))
+        join(threads)
 
 
 class _Part(Generic[_Item]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,7 +12,7 @@ from uc_stage.engines.local.sorting import sorted_batches
 from uc_stage.engines.selection import ordering
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     import numpy as np
     import pyarrow as pa
@@ -53,8 +54,8 @@ def shaped_rows(
     columns: Sequence[str],
     condition: Condition | None,
     memory: int,
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Gives the rows of each split in the order asked, with the index of the split.
+) -> Generator[tuple[int, pa.RecordBatch]]:
+    """Gives the rows of each split in the order asked, with the index of the split; closing it ends all that reads.
 
     Args:
         table: what is read.
@@ -67,14 +68,15 @@ def shaped_rows(
     import pyarrow.compute as pc
 
     names = list(columns)
-    for batch in _ordered(table, source, layout, names, condition, memory):
-        rows = batch.select(range(len(names))).rename_columns(names)
-        if not layout.splits:
-            yield 0, rows
-            continue
-        split = batch.column(batch.schema.names.index(_SPLIT))
-        for index in sorted(pc.unique(split).to_pylist()):
-            yield index, rows.filter(pc.equal(split, index))
+    with closing(_ordered(table, source, layout, names, condition, memory)) as batches:
+        for batch in batches:
+            rows = batch.select(range(len(names))).rename_columns(names)
+            if not layout.splits:
+                yield 0, rows
+                continue
+            split = batch.column(batch.schema.names.index(_SPLIT))
+            for index in sorted(pc.unique(split).to_pylist()):
+                yield index, rows.filter(pc.equal(split, index))
 
 
 def count_rows(
@@ -91,34 +93,36 @@ def count_rows(
         # Which rows a split gets hangs on their order only where a limit cuts that.
         layout = replace(layout, shuffle=False, order_by=())
     counts = np.zeros(len(names), dtype=np.int64)
-    for batch in _ordered(table, source, layout, [], condition, memory):
-        split = batch.column(batch.schema.names.index(_SPLIT)).to_numpy()
-        counts += np.bincount(split, minlength=len(names))
+    with closing(_ordered(table, source, layout, [], condition, memory)) as batches:
+        for batch in batches:
+            split = batch.column(batch.schema.names.index(_SPLIT)).to_numpy()
+            counts += np.bincount(split, minlength=len(names))
     return dict(zip(names, counts.tolist(), strict=True))
 
 
 def _ordered(
     table: Scannable, source: Source, layout: Layout, names: list[str], condition: Condition | None, memory: int
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch]:
     """The rows in their order, cut at the limit: the columns `names` first, then helpers of names of their own."""
-    batches = _keyed(table, source, layout, names, condition)
-    if keys := _keys(layout):
-        batches = sorted_batches(batches, keys, memory)
-    left = source.limit
-    for batch in batches:
-        if left is None:
-            yield batch
-            continue
-        if left:
-            yield batch.slice(0, left)
-        left -= min(left, batch.num_rows)
-        if not left:
-            return
+    left, keys = source.limit, _keys(layout)
+    with (
+        closing(_keyed(table, source, layout, names, condition)) as keyed,
+        closing(sorted_batches(keyed, keys, memory) if keys else keyed) as batches,
+    ):
+        for batch in batches:
+            if left is None:
+                yield batch
+                continue
+            if left:
+                yield batch.slice(0, left)
+            left -= min(left, batch.num_rows)
+            if not left:
+                return
 
 
 def _keyed(
     table: Scannable, source: Source, layout: Layout, names: list[str], condition: Condition | None
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch]:
     """The sampled rows with the columns that `_keys` names and the index of their split."""
     import pyarrow as pa
 
@@ -127,26 +131,27 @@ def _keyed(
     needed = list(
         dict.fromkeys([*names, *(name for name, _ in orders), *([layout.split_by] if layout.split_by else [])])
     )
-    for rows in _scanned(table, needed, condition):
-        path, positions, read = rows.path, rows.positions, rows.batch
-        if source.sample is not None:
-            drawn = shares(row_hashes("sample", seed, path, positions), [source.sample]) == 0
-            # Without columns there is nothing to filter but the positions.
-            positions, read = positions[drawn], read.filter(boolean_array(drawn)) if needed else read
-        if not len(positions):
-            continue
-        arrays = dict(zip(needed, read.columns, strict=True))
-        found = {f"column {index}": arrays[name] for index, name in enumerate(names)}
-        if layout.shuffle:
-            found["key 0"] = int64_array(row_hashes("shuffle", seed, path, positions))
-        for index, (name, descending) in enumerate(orders):
-            found[f"rank {index}"] = _rank(arrays[name], descending=descending)
-            found[f"key {index}"] = arrays[name]
-        found[_SPLIT] = int64_array(_splits(layout, seed, path, positions, arrays))
-        yield pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
+    with closing(_scanned(table, needed, condition)) as scanned:
+        for rows in scanned:
+            path, positions, read = rows.path, rows.positions, rows.batch
+            if source.sample is not None:
+                drawn = shares(row_hashes("sample", seed, path, positions), [source.sample]) == 0
+                # Without columns there is nothing to filter but the positions.
+                positions, read = positions[drawn], read.filter(boolean_array(drawn)) if needed else read
+            if not len(positions):
+                continue
+            arrays = dict(zip(needed, read.columns, strict=True))
+            found = {f"column {index}": arrays[name] for index, name in enumerate(names)}
+            if layout.shuffle:
+                found["key 0"] = int64_array(row_hashes("shuffle", seed, path, positions))
+            for index, (name, descending) in enumerate(orders):
+                found[f"rank {index}"] = _rank(arrays[name], descending=descending)
+                found[f"key {index}"] = arrays[name]
+            found[_SPLIT] = int64_array(_splits(layout, seed, path, positions, arrays))
+            yield pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
 
 
-def _scanned(table: Scannable, columns: list[str], condition: Condition | None) -> Iterator[Rows]:
+def _scanned(table: Scannable, columns: list[str], condition: Condition | None) -> Generator[Rows]:
     """The rows of a scan; without columns and condition, what their positions alone tell."""
     import numpy as np
     import pyarrow as pa

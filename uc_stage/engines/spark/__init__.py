@@ -5,6 +5,7 @@ It keeps to what Spark Connect, Databricks Connect and classic Spark have in com
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +17,7 @@ from uc_stage.engines.spark.shaping import (
     SPLIT,
     arrow_schema,
     drawn,
+    holds_variant,
     is_exact,
     limited,
     needs_identity,
@@ -25,7 +27,7 @@ from uc_stage.engines.spark.shaping import (
     with_split,
     written,
 )
-from uc_stage.engines.spark.table import SparkTable, whole
+from uc_stage.engines.spark.table import SparkTable, estimated_bytes, whole
 from uc_stage.engines.spark.writing import SHARED_HINT, SparkWriter
 from uc_stage.errors import InvalidRequest, Unsupported
 from uc_stage.model import Snapshot
@@ -33,12 +35,15 @@ from uc_stage.storage import LocalFolder, open_folder
 
 if TYPE_CHECKING:
     import contextlib
-
-    import pyarrow as pa
+    from collections.abc import Callable
 
     from uc_stage.model import ExportPlan, ExportRequest, Layout, Source
     from uc_stage.progress import Progress
     from uc_stage.publish import Publication
+
+_PINNED = re.compile(r"@v\d+$")
+# Of a row, where nothing better is known.
+_COLUMN_BYTES = 16
 
 
 class SparkEngine:
@@ -83,8 +88,9 @@ class SparkEngine:
         if not layout.splits or source.limit is None:
             # Which rows a split gets hangs on their order only where a limit cuts that.
             layout = replace(layout, shuffle=False, order_by=(), equal_rows=False)
+        cut = source if layout.splits else replace(source, limit=None)
         with self._translated(source.table):
-            frame = drawn(self._rows(source, identified=needs_identity(source, layout)), source)
+            frame = drawn(self._rows(source, identified=needs_identity(cut, layout)), source)
             if not layout.splits:
                 rows = int(frame.count())
                 return {names[0]: rows if source.limit is None else min(rows, source.limit)}
@@ -154,14 +160,15 @@ class SparkEngine:
             detail = table.detail()
             newest = table.newest()
             version, committed = table.pin(request.table, newest)
-            schema, foreign = arrow_schema(table.read(version).schema)
+            schema = table.read(version).schema
+            size = detail["sizeInBytes"] if version == newest[0] else table.size(version)
         at = None if committed is None else committed.isoformat(timespec="milliseconds")
-        selection = _selection(request, schema, foreign)
+        selection = self._selection(request, schema)
         return Snapshot(
             source=selection.source(request, name, detail["id"], version, at),
             schema=fields(selection.schema),
             rows=None,
-            bytes=detail["sizeInBytes"] if version == newest[0] else None,
+            bytes=size,
             files=detail["numFiles"] if version == newest[0] else None,
             order_by=selection.order_by,
             split_by=selection.split_by,
@@ -183,17 +190,48 @@ class SparkEngine:
         with self._translated("`--query`"):
             frame = self._connection.session.sql(sql)
             refuse_equal_names(frame.columns)
-            schema, foreign = arrow_schema(frame.schema)
-        selection = _selection(request, schema, foreign)
+            schema = frame.schema
+            size, rows = self._size_of(query, newest, len(schema))
+        selection = self._selection(request, schema)
         source = selection.source(request, "query", "", 0)
         return Snapshot(
             source=replace(source, query=query.sql, tables=tables),
             schema=fields(selection.schema),
             rows=None,
-            bytes=None,
+            bytes=size,
+            table_rows=rows,
             order_by=selection.order_by,
             split_by=selection.split_by,
         )
+
+    def _size_of(self, query: Query, version: Callable[[str], int | None], columns: int) -> tuple[int, int | None]:
+        """What a query's rows may take: so many bytes for so many rows; None for as many as there are.
+
+        A rough estimate: the bytes of all tables that it reads, for the rows of the largest of them; and some bytes
+        for each column of a row where no size is known.
+        """
+        session, fixed = self._connection.session, query.relations(version)
+        told = {relation: estimated_bytes(session, relation) for relation in fixed}
+        sizes = {relation: size for relation, size in told.items() if size is not None}
+        if not sizes:
+            return _COLUMN_BYTES * columns, 1
+        largest = max(sizes, key=lambda relation: sizes[relation])
+        # The log answers for a version; to count other rows could take as long as the query itself.
+        rows = session.sql(f"SELECT count(*) FROM {largest}").collect()[0][0] if fixed[largest] else None  # noqa: S608
+        return sum(sizes.values()), rows
+
+    def _selection(self, request: ExportRequest, schema: Any) -> Selection:
+        """What the request asks of a frame's columns, none of which may be of a type that Parquet's readers lack."""
+        plain, foreign = arrow_schema(schema)
+        selection = Selection.of(request, plain)
+        for name in selection.schema.names:
+            kind = schema[name].dataType
+            if name in foreign or (holds_variant(kind) and self._connection.refuses_plain_variants()):
+                raise Unsupported(
+                    f"column `{name}` is of type `{kind.simpleString()}`, which Parquet readers do not share",
+                    hint=f"leave it out with `--exclude-columns {name}`",
+                )
+        return selection
 
     def _newest(self, name: str) -> int | None:
         """The newest version of a table that a query names, as SQL does; None for what has no versions."""
@@ -211,7 +249,7 @@ class SparkEngine:
         if source.query is None:
             table = self._table(source.table)
             return table.identified(source.version) if identified else table.read(source.version)
-        versions = dict(term.rpartition("@v")[::2] for term in source.tables if "@v" in term)
+        versions = dict(term.rpartition("@v")[::2] for term in source.tables if _PINNED.search(term))
         sql, _ = Query.parse(source.query).pinned(lambda name: int(versions[name]) if name in versions else None)
         frame = self._connection.session.sql(sql)
         return with_identity_of_values(frame) if identified else frame
@@ -231,15 +269,3 @@ class SparkEngine:
                     f"{self._connection.where} has `{key}` = `{value}` and refuses another value",
                     hint=f"set `{key}` on the server or cluster, or use `--engine local`",
                 )
-
-
-def _selection(request: ExportRequest, schema: pa.Schema, foreign: dict[str, str]) -> Selection:
-    """What the request asks of the columns, none of which may be of a type that is foreign to Parquet's readers."""
-    selection = Selection.of(request, schema)
-    for name in selection.schema.names:
-        if name in foreign:
-            raise Unsupported(
-                f"column `{name}` is of type `{foreign[name]}`, which Parquet readers do not share",
-                hint=f"leave it out with `--exclude-columns {name}`",
-            )
-    return selection

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from uc_stage.engines.predicate import is_unstable, spark_sql
+from uc_stage.engines.predicate import function_name, is_unstable, spark_sql
 from uc_stage.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -29,11 +29,13 @@ class TableName:
         name: as an identifier of Spark's SQL, or a function's name.
         end: the place in the query right after the name; None where no version can be put there.
         version: that the query itself pins.
+        called: whether it is a function, which reads nobody knows what.
     """
 
     name: str
-    end: int | None
-    version: int | None
+    end: int | None = None
+    version: int | None = None
+    called: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Query:
                     hint=f"name it: `{spark_sql(column)} AS x`",
                 )
         tables = [_table(table) for table in tree.find_all(exp.Table) if not _is_common(table)]
-        found = [table for table in tables if table.name.casefold() not in _MADE]
+        found = [table for table in tables if not (table.called and table.name in _MADE)]
         return cls(sql, tuple(sorted(found, key=lambda table: table.end or 0)))
 
     def pinned(self, version: Callable[[str], int | None]) -> tuple[str, tuple[str, ...]]:
@@ -92,11 +94,20 @@ class Query:
         sql, told = self.sql, set()
         for table in reversed(self.tables):
             number = table.version
-            if number is None and table.end is not None and (number := version(table.name)) is not None:
+            if table.end is not None and (number := version(table.name)) is not None:
                 sql = f"{sql[: table.end]} VERSION AS OF {number}{sql[table.end :]}"
             told.add(table.name if number is None else f"{table.name}@v{number}")
         # Nothing but a query can stand in parentheses, whatever another parser makes of the text.
         return f"SELECT * FROM (\n{sql}\n)", tuple(sorted(told))  # noqa: S608 - the user's own query, for no other user
+
+    def relations(self, version: Callable[[str], int | None]) -> dict[str, bool]:
+        """The tables as a FROM clause names them, each with whether it is of a fixed version; without functions."""
+        found = {}
+        for table in self.tables:
+            number = version(table.name) if table.end is not None else table.version
+            if not table.called:
+                found[table.name if number is None else f"{table.name} VERSION AS OF {number}"] = number is not None
+        return found
 
 
 def refuse_unfit_flags(request: ExportRequest) -> None:
@@ -111,11 +122,7 @@ def refuse_unfit_flags(request: ExportRequest) -> None:
         ("--sample", request.sample is not None, store),
         ("--shuffle", request.shuffle, store),
         ("--split", bool(request.splits) and request.split_by is None, f"add `--split-by COLUMN`, or {store}"),
-        (
-            "--split with --limit",
-            bool(request.splits) and request.limit is not None and not ordered,
-            f"add `--order-by COLUMN`, or {store}",
-        ),
+        ("--limit", request.limit is not None and not ordered, f"add `--order-by COLUMN`, or {store}"),
         (
             "--equal-rows" if request.equal_rows else "--drop-remainder",
             (request.equal_rows or request.drop_remainder) and not ordered,
@@ -125,7 +132,7 @@ def refuse_unfit_flags(request: ExportRequest) -> None:
     for flag, given, hint in unfit:
         if given:
             raise InvalidRequest(
-                f"`{flag}` draws by a row's place in its table, and a query's rows have none", hint=hint
+                f"`{flag}` goes by a row's place in its table, and a query's rows have none", hint=hint
             )
 
 
@@ -173,24 +180,25 @@ def _table(table: exp.Table) -> TableName:
 
     parts = table.parts
     if not all(isinstance(part, exp.Identifier) for part in parts):
-        return TableName(table.this.name or spark_sql(table.this), None, None)
+        made = table.this
+        return TableName(function_name(made) if isinstance(made, exp.Func) else spark_sql(made), called=True)
     name = ".".join(spark_sql(part) for part in parts)
     asked = table.args.get("version")
     if asked is None:
-        return TableName(name, parts[-1].meta["end"] + 1, None)
+        return TableName(name, parts[-1].meta["end"] + 1)
     if asked.this != "VERSION" or not asked.expression.is_int:
         raise InvalidRequest(
             f"`--query` reads `{name}` as of `{spark_sql(asked.expression)}`, which is no version",
             hint=f"write the version: `{name} VERSION AS OF 12`",
         )
-    return TableName(name, None, int(asked.expression.name))
+    return TableName(name, version=int(asked.expression.name))
 
 
 def _is_common(table: exp.Table) -> bool:
     """Whether the name is that of a common table expression which is known at this place."""
     from sqlglot import exp
 
-    if len(table.parts) > 1:
+    if len(table.parts) > 1 or isinstance(table.this, exp.Func):
         return False
     name = table.name.casefold()
     inside: Any = table

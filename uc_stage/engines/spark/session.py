@@ -42,6 +42,11 @@ _WISHED = {
     # Delta 4.4 brings deleted rows back where compacted log files overlap; the commits themselves are always there.
     "spark.databricks.delta.deltaLog.minorCompaction.useForReads": "false",
 }
+# With these a variant is written as its two binaries, whole and unmarked.
+_PLAIN_VARIANTS = {
+    "spark.sql.variant.writeShredding.enabled": "false",
+    "spark.sql.parquet.variant.annotateLogicalType.enabled": "false",
+}
 
 # By Spark's and Delta's error conditions, which are documented as stable; the first prefix that fits counts;
 # https://github.com/apache/spark/blob/master/common/utils/src/main/resources/error/error-conditions.json
@@ -193,6 +198,10 @@ class Connection:
             except Exception:  # noqa: BLE001 - a server may refuse any setting, each with an error of its own
                 refused[key] = before
         return refused
+
+    def refuses_plain_variants(self) -> bool:
+        """Whether the server does not let a variant be written as its two binaries."""
+        return bool(self.set(_PLAIN_VARIANTS))
 
     def _apply_settings(self) -> None:
         refused = self.set({**_NEEDED, **_WISHED})

@@ -32,8 +32,8 @@ _OF_TIMES = {
 
 def needs_identity(source: Source, layout: Layout) -> bool:
     """Whether it must be known of each row which one of its data file it is."""
-    by_row = bool(layout.splits) and (layout.split_by is None or source.limit is not None)
-    return source.sample is not None or layout.shuffle or bool(layout.order_by) or layout.equal_rows or by_row
+    drawn_by_row = source.sample is not None or (bool(layout.splits) and layout.split_by is None)
+    return drawn_by_row or layout.shuffle or bool(layout.order_by) or layout.equal_rows or source.limit is not None
 
 
 def is_exact(layout: Layout) -> bool:
@@ -73,12 +73,27 @@ def with_identity_of_values(frame: Any) -> Any:
 
 
 def limited(frame: Any, source: Source, layout: Layout) -> Any:
-    """The first rows of the order asked, or of their natural one where it matters which ones; any others else."""
+    """The first rows of the order asked, or of their natural one, which is that of their identity."""
     if source.limit is None:
         return frame
-    if layout.shuffle or layout.order_by or layout.splits:
-        frame = ordered(frame, source, layout)
-    return frame.limit(source.limit)
+    if layout.shuffle or layout.order_by:
+        return ordered(frame, source, layout).limit(source.limit)
+    return frame.where(_up_to(frame, source.limit))
+
+
+def _up_to(frame: Any, rows: int) -> str:
+    """The condition of being among the first rows by identity."""
+    left = rows
+    # A sort would take all columns of all rows; this reads no column but those of a predicate.
+    counted = frame.groupBy(PATH).count().collect() if rows else []
+    # Spark compares strings by their bytes.
+    for path, count in sorted(((row[PATH], row["count"]) for row in counted), key=lambda file: file[0].encode()):
+        if count >= left:
+            last = f"{PATH} = {text(path)}"
+            place = frame.where(last).select(POSITION).sort(POSITION).limit(left).agg({POSITION: "max"}).collect()[0][0]
+            return f"{PATH} < {text(path)} OR ({last} AND {POSITION} <= {_bigint(place)})"
+        left -= count
+    return "true" if rows else "false"
 
 
 def with_split(frame: Any, source: Source, layout: Layout) -> Any:
@@ -128,6 +143,31 @@ def arrow_schema(schema: Any) -> tuple[pa.Schema, dict[str, str]]:
             kind = pa.struct([])
         fields.append(pa.field(field.name, kind))
     return pa.schema(fields), foreign
+
+
+def with_plain_variants(kind: Any) -> Any:
+    """A type of Spark with each variant as its two binaries, which is how readers see it that do not know of variants.
+
+    All is nullable in it.
+    """
+    from pyspark.sql import types as of
+
+    name = kind.typeName()
+    if name == "variant":
+        return of.StructType([of.StructField(part, of.BinaryType()) for part in ("metadata", "value")])
+    if name == "array":
+        return of.ArrayType(with_plain_variants(kind.elementType))
+    if name == "map":
+        return of.MapType(with_plain_variants(kind.keyType), with_plain_variants(kind.valueType))
+    if name == "struct":
+        return of.StructType([of.StructField(field.name, with_plain_variants(field.dataType)) for field in kind.fields])
+    return kind
+
+
+def holds_variant(kind: Any) -> bool:
+    """Whether a type is a variant or has one inside."""
+    # Unlike the types themselves, their text says nothing of what is nullable.
+    return bool(with_plain_variants(kind).simpleString() != kind.simpleString())
 
 
 def tick(name: str) -> str:
@@ -192,7 +232,8 @@ def _arrow_type(kind: Any) -> pa.DataType:
         "string": pa.string(), "char": pa.string(), "varchar": pa.string(), "binary": pa.binary(),
         "boolean": pa.bool_(), "byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "long": pa.int64(),
         "float": pa.float32(), "double": pa.float64(), "date": pa.date32(), "timestamp": pa.timestamp("us", "UTC"),
-        "timestamp_ntz": pa.timestamp("us"),
+        "timestamp_ntz": pa.timestamp("us"), "void": pa.null(),
+        "variant": pa.struct([("metadata", pa.binary()), ("value", pa.binary())]),
     }  # fmt: skip
     if name not in plain:
         raise Unsupported(kind.simpleString())

@@ -22,6 +22,8 @@ _UNSPLIT = {"spark.sql.files.maxPartitionBytes": _WHOLE_FILE, "spark.sql.files.o
 # `monotonically_increasing_id` counts the rows of a partition in its lower bits.
 _ROWS_OF_PARTITION = 2**33 - 1
 _FILE, _URL = "uc_stage_file", "uc_stage_url"
+# A plan's first estimate, of all that it gives: https://spark.apache.org/docs/latest/sql-ref-syntax-qry-explain.html
+_ESTIMATE = re.compile(r"sizeInBytes=(?:(\d+(?:\.\d+)?) ([KMGTP]i)?B)?")
 
 
 class SparkTable:
@@ -53,6 +55,10 @@ class SparkTable:
                 f"`{self.name}` is a table of format `{detail['format']}`", hint="export reads Delta tables alone"
             )
         return dict(detail.asDict())
+
+    def size(self, version: int) -> int | None:
+        """About the bytes of the version's data files, as `estimated_bytes` gives them."""
+        return estimated_bytes(self._session, f"{quoted(self.name)} VERSION AS OF {version}")
 
     def newest(self) -> tuple[int, dt.datetime]:
         """The newest version with the time of its commit."""
@@ -107,7 +113,7 @@ class SparkTable:
             if refused or not self._is_counted(frame):
                 raise Unsupported(
                     f"the rows of `{self.name}` cannot be told apart through {self._connection.where}, as `--sample`, "
-                    "`--split`, `--shuffle`, `--order-by` and `--equal-rows` need it",
+                    "`--split`, `--shuffle`, `--order-by`, `--equal-rows` and `--limit` need it",
                     hint=f"let the server take {' and '.join(f'`{key}`' for key in _UNSPLIT)}, or use `--engine local`",
                 )
             self._counted.add(version)
@@ -149,6 +155,18 @@ class SparkTable:
                 f"to version {newest[0]} at {newest[1].isoformat()}",
             )
         return next(commit for commit in commits if commit[1] <= moment)
+
+
+def estimated_bytes(session: Any, relation: str) -> int | None:
+    """About the bytes of what a FROM clause names, as the optimiser tells them: of Delta, those of its data files.
+
+    None where it does not know, for which it tells of exbibytes and more.
+    """
+    plan = session.sql(f"EXPLAIN COST SELECT * FROM {relation}").collect()[0][0]  # noqa: S608 - names in backticks
+    found = _ESTIMATE.search(plan)
+    if found is None or found[1] is None:
+        return None
+    return int(float(found[1]) * 1024 ** (" KMGTP".index((found[2] or " ")[0])))
 
 
 def whole(name: str) -> str:

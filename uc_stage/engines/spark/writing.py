@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from uc_stage.engines.spark.session import TIMESTAMP_TYPE
-from uc_stage.engines.spark.shaping import SPLIT, tick
+from uc_stage.engines.spark.shaping import SPLIT, holds_variant, is_exact, tick, with_plain_variants
 from uc_stage.errors import InvalidRequest, NotFound, StageError, Unsupported, VerificationFailed
 from uc_stage.parquet import read_footers
 from uc_stage.storage import open_folder
@@ -56,7 +56,7 @@ class SparkWriter:
             ) from None
 
     def write(self, frame: Any, split: PlannedSplit, *, as_read: bool = False) -> list[str]:
-        """Writes a split's rows, in no order, and gives the files.
+        """Writes a split's rows, in no order, and gives the files: as many as planned, of at least a row each.
 
         Args:
             frame: the rows.
@@ -64,19 +64,15 @@ class SparkWriter:
             as_read: whether Spark reads them in at least as many partitions as there are files to be: without a
                 shuffle, that takes half the time.
         """
-        parts = _nullable(self.connection.session, frame)
-        if as_read:
-            found = self._filled(parts.coalesce(split.files), split, f"{split.name}-as-read")
-            if len(found) == split.files:
-                return found
-        return self._filled(parts.repartition(split.files), split, split.name)
-
-    def _filled(self, frame: Any, split: PlannedSplit, name: str) -> list[str]:
-        """Writes to a folder, and gives the files that have rows; one without where there are no rows at all."""
-        self._save(frame.write, name, split.rows)
-        footers = self._footers(name)
-        filled = [path for path, footer in footers.items() if footer.rows] or list(footers)[:1]
-        return [f"{self.publication.scratch}/{name}/{path}" for path in filled]
+        session, kind = self.connection.session, frame.schema
+        frame = _nullable(session, frame) if split.rows else session.createDataFrame([], with_plain_variants(kind))
+        self._save((frame.coalesce if as_read else frame.repartition)(split.files).write, split.name, split.rows)
+        footers = self._footers(split.name)
+        filled = {path: footer for path, footer in footers.items() if footer.rows}
+        # Spark deals rows out by chance, and few rows may leave some files without any.
+        if split.rows and (len(filled) < min(split.files, split.rows) or holds_variant(kind)):
+            return self._cut(split, split.name, filled, kind)
+        return [f"{self.publication.scratch}/{split.name}/{path}" for path in filled or list(footers)[:1]]
 
     def write_exactly(self, frame: Any) -> dict[str, list[str]]:
         """Writes the splits of the rows in their order, each file with exactly its share of them, and gives the files.
@@ -86,33 +82,43 @@ class SparkWriter:
         Args:
             frame: the rows sorted by the column `SPLIT`, and within it as the plan asks.
         """
-        splits = self.plan.splits
+        splits, kind = self.plan.splits, frame.drop(SPLIT).schema
         half = sum(split.rows // 2 for split in splits)
-        self._save(frame.write.partitionBy(SPLIT), "sorted", half)
-        footers = self._footers("sorted")
+        footers: dict[str, Footer] = {}
+        # Without any row no partition would be written, and no file.
+        if any(split.rows + split.dropped for split in splits):
+            self._save(frame.write.partitionBy(SPLIT), "sorted", half)
+            footers = self._footers("sorted")
         files = {}
         for index, split in enumerate(splits):
             below = f"{SPLIT}={index}/"
-            rows = {path: footer.rows for path, footer in footers.items() if path.startswith(below)}
-            if sum(rows.values()) != split.rows + split.dropped:
-                raise VerificationFailed(
-                    f"Spark counted {split.rows + split.dropped} rows of the split `{split.name}` and then wrote "
-                    f"{sum(rows.values())}",
-                    hint="run the export again; if it stays, check what of it changes from run to run",
-                )
-            files[split.name] = self._cut(split, rows) if split.rows else self.write(self._none(frame), split)
+            found = {path: footer for path, footer in footers.items() if path.startswith(below)}
+            if split.rows:
+                files[split.name] = self._cut(split, "sorted", found, kind)
+            else:
+                _refuse_other_rows(split, found)
+                files[split.name] = self.write(frame.drop(SPLIT), split)
         return files
 
-    def _cut(self, split: PlannedSplit, rows: dict[str, int]) -> list[str]:
-        """Writes sorted files, given with their rows, anew as the files of a split."""
-        place = self.publication.folder.locate(f"{self.publication.scratch}/sorted")
-        session = self.connection.session
-        frame = session.read.parquet(*(_globless(_for_server(os.path.join(place, path))) for path in rows))
-        names = frame.columns
-        before, offsets = 0, [0] * (1 + max(_part(path) for path in rows))
-        for path, count in rows.items():
+    def _cut(self, split: PlannedSplit, folder: str, footers: dict[str, Footer], kind: Any) -> list[str]:
+        """Writes files anew as the files of a split, in their order.
+
+        Args:
+            split: what is planned of it.
+            folder: below the scratch folder.
+            footers: of the files in that.
+            kind: the type of the rows.
+        """
+        _refuse_other_rows(split, footers)
+        _refuse_shredded(kind, footers)
+        place = self.publication.folder.locate(f"{self.publication.scratch}/{folder}")
+        paths = [_globless(_for_server(os.path.join(place, path))) for path in footers]
+        frame = self.connection.session.read.schema(with_plain_variants(kind)).parquet(*paths)
+        names = kind.names
+        before, offsets = 0, [0] * (1 + max(_part(path) for path in footers))
+        for path, footer in footers.items():
             offsets[_part(path)] = before
-            before += count
+            before += footer.rows
         metadata = frame.metadataColumn("_metadata")
         frame = frame.withColumns({_FILE: metadata.getField("file_name"), _NUMBER: metadata.getField("row_index")})
         part = f"CAST(substring_index(substring({_FILE}, 6), '-', 1) AS INT)"
@@ -128,13 +134,13 @@ class SparkWriter:
         )
         frame = frame.selectExpr("*", f"CAST({file} AS INT) AS {_FILE}").repartition(split.files, _FILE)
         frame = frame.sortWithinPartitions(_FILE, _NUMBER).selectExpr(*kept, _FILE)
-        self._save(frame.write.partitionBy(_FILE), split.name, split.rows - split.rows // 2)
-        found = self._footers(split.name)
-        paths = sorted(found, key=lambda path: int(path.partition("/")[0].rpartition("=")[2]))
-        return [f"{self.publication.scratch}/{split.name}/{path}" for path in paths]
-
-    def _none(self, frame: Any) -> Any:
-        return frame.drop(SPLIT).limit(0)
+        cut = f"{split.name}-cut"
+        # The rows of an order are half done once they are sorted, all others are done already.
+        self._save(
+            frame.write.partitionBy(_FILE), cut, split.rows - split.rows // 2 if is_exact(self.plan.layout) else 0
+        )
+        paths = sorted(self._footers(cut), key=lambda path: int(path.partition("/")[0].rpartition("=")[2]))
+        return [f"{self.publication.scratch}/{cut}/{path}" for path in paths]
 
     def _save(self, writer: Any, name: str, rows: int) -> None:
         """Runs one write into a folder below the scratch folder; `rows` is its part of the progress."""
@@ -203,6 +209,28 @@ class SparkWriter:
             finally:
                 session.removeProgressHandler(report)
         self.progress.advance(rows - told)
+
+
+def _refuse_other_rows(split: PlannedSplit, footers: dict[str, Footer]) -> None:
+    """Refuses files that do not hold as many rows as were counted."""
+    planned, found = split.rows + split.dropped, sum(footer.rows for footer in footers.values())
+    if found != planned:
+        raise VerificationFailed(
+            f"Spark counted {planned} rows of the split `{split.name}` and then wrote {found}",
+            hint="run the export again; if it stays, check what of it changes from run to run",
+        )
+
+
+def _refuse_shredded(kind: Any, footers: dict[str, Footer]) -> None:
+    """Refuses files whose variants are not whole: what is shredded would be lost to who reads two binaries."""
+    variants = {field.name for field in kind.fields if holds_variant(field.dataType)}
+    for footer in footers.values():
+        for field in footer.schema:
+            if field.name in variants and "typed_value" in field.type:
+                raise Unsupported(
+                    f"Spark shredded the variants of column `{field.name}`, which Parquet readers do not share",
+                    hint=f"leave it out with `--exclude-columns {field.name}`, or use `--engine local`",
+                )
 
 
 def _part(path: str) -> int:
