@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.exports import make_export, put_manifest
 from uc_stage import caching, transfer
+from uc_stage.caching import making, places
 from uc_stage.errors import (
     AccessDenied,
     Busy,
@@ -316,7 +317,7 @@ def test_partial_copies_of_earlier_generations_are_swept_but_not_while_somebody_
     foreign = root / "partial/orders-of-somebody"
     foreign.mkdir()
     (foreign / "data").write_bytes(b"1")
-    with Lock(caching._lock_path(str(root), f"{root}/copies/{busy.name}")) as lock:
+    with Lock(places.lock_path(str(root), f"{root}/copies/{busy.name}")) as lock:
         assert lock.try_acquire()
         free = fail(2)
         make_export(export, version=3)
@@ -497,7 +498,7 @@ def test_a_holder_that_does_not_end_is_named_when_the_wait_runs_out(source: str,
     os.chmod(tmp_path / "cache", 0o700)
     path = caching.plan(request).path
     watcher = Watcher()
-    with Lock(caching._lock_path(str(tmp_path / "cache"), path)) as lock:
+    with Lock(places.lock_path(str(tmp_path / "cache"), path)) as lock:
         assert lock.try_acquire()
         with pytest.raises(Busy, match=f"process {os.getpid()} on `{socket.gethostname()}`"):
             caching.run(request, watcher)
@@ -539,13 +540,13 @@ def test_a_lock_that_locks_nobody_out_costs_no_bytes(
     copy_files = transfer.copy_files
 
     def overtaken(*arguments: object) -> list[CopyFile]:
-        monkeypatch.setattr(caching, "copy_files", copy_files)
+        monkeypatch.setattr(making, "copy_files", copy_files)
         copied = copy_files(*arguments)  # type: ignore[arg-type]  # passed on as they came
         # The other run finds all files there, and is quicker to publish.
         caching.run(request)
         return copied
 
-    monkeypatch.setattr(caching, "copy_files", overtaken)
+    monkeypatch.setattr(making, "copy_files", overtaken)
 
     report = caching.execute(plan)
 
@@ -833,7 +834,7 @@ def test_a_record_that_is_not_one_is_refused(change: dict[str, object], error: t
 
 @given(st.text())
 def test_a_copys_name_is_one_plain_part_of_a_path(url: str) -> None:
-    name = caching._name(url)
+    name = places.name_of(url)
 
     assert 0 < len(name) <= 64
     assert name[0] not in ".-"

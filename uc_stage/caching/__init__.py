@@ -1,0 +1,143 @@
+"""`cache`: one verified copy of a source on this machine, made by one process and shared by all."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from uc_stage.caching.making import make
+from uc_stage.caching.places import is_in, place_of, prepare_root, refuse_unsafe_root, root_of
+from uc_stage.caching.survey import survey
+from uc_stage.errors import InvalidRequest, NotFound
+from uc_stage.locks import Lock, describe
+from uc_stage.manifest import COPY_PATH, MANIFEST_PATH, Manifest
+from uc_stage.model import CachePlan, CacheReport
+from uc_stage.progress import SILENT
+from uc_stage.sources import open_source
+from uc_stage.storage import open_folder
+
+if TYPE_CHECKING:
+    from uc_stage.model import CacheRequest
+    from uc_stage.progress import Progress
+
+
+def run(request: CacheRequest, progress: Progress = SILENT) -> CacheReport:
+    """Plans and executes. Raises what `plan` and `execute` raise."""
+    began = time.monotonic()
+    progress.phase("list", unit="files")
+    report = execute(plan(request), progress)
+    return replace(report, seconds=time.monotonic() - began)
+
+
+def plan(request: CacheRequest) -> CachePlan:
+    """Says what `cache` would do, from listings and records alone: no data file is read, nothing is written.
+
+    Raises:
+        InvalidRequest: DEST holds something else, or lies in SOURCE, or SOURCE in it.
+        AccessDenied: the cache folder is a link or another user's.
+        NotFound, Unsupported, VerificationFailed, Unavailable: as `open_source`.
+    """
+    if not request.cache_dir.strip() or (request.dest is not None and not request.dest.strip()):
+        flag = "DEST" if request.cache_dir.strip() else "`--cache-dir`"
+        raise InvalidRequest(f"{flag} is empty", hint="name a folder, or leave it out")
+    if request.timeout is not None and not request.timeout >= 0:
+        raise InvalidRequest(f"`--timeout {request.timeout}` is no time to wait", hint="give 0 or more seconds")
+    refuse_unsafe_root(root_of(request))
+    source = open_source(request.source)
+    if "://" not in source.url and is_in(root_of(request), source.url):
+        raise InvalidRequest(
+            f"the cache folder `{root_of(request)}` lies in its source `{source.url}`",
+            hint="choose another one with `--cache-dir`",
+        )
+    manifest_id = source.manifest.id if source.manifest else None
+    return survey(request, source.url, source.generation, manifest_id, source.files)
+
+
+def execute(planned: CachePlan, progress: Progress = SILENT) -> CacheReport:
+    """Makes the copy, or finds it made, and says so; with `check` it only says what the plan found.
+
+    Where an export publishes a new generation meanwhile, that one is copied in place of the planned one.
+
+    Raises:
+        Busy: another process copies, and the wait ran out. NoSpace: before the first byte wherever that is possible.
+        VerificationFailed: bytes that are not what they should be, also when fetched again, or a source that changed.
+        NotFound, AccessDenied, Unavailable: as the file systems say.
+    """
+    began = time.monotonic()
+    try:
+        return _execute(planned, progress, began)
+    except NotFound:
+        # The generation was retired while it was read, or a run that no lock kept apart has published the copy.
+        newer = plan(planned.request)
+        if newer.generation == planned.generation and newer.state != "fresh":
+            raise
+        return _execute(newer, progress, began)
+
+
+def _execute(planned: CachePlan, progress: Progress, began: float) -> CacheReport:
+    request = planned.request
+    if request.check:
+        return _report(planned, "checked", began)
+    if planned.state == "fresh" and not request.force:
+        return _report(planned, "unchanged", began)
+    manifest = _manifest(planned)
+    prepare_root(root_of(request))
+    place = place_of(request, planned.source, planned.generation, planned.manifest_id)
+    before = _stamp(place.path)
+    with Lock(place.lock) as lock:
+        lock.acquire(request.timeout, lambda holder: progress.note(_waiting(holder)))
+        current = survey(request, planned.source, planned.generation, planned.manifest_id, planned.files)
+        if current.state == "fresh" and (not request.force or _stamp(place.path) != before):
+            return _report(current, "unchanged", began)
+        copied, reused = make(current, place, manifest, lock, progress)
+    return replace(_report(current, "done", began), state="fresh", bytes_copied=copied, bytes_reused=reused)
+
+
+def _manifest(planned: CachePlan) -> bytes | None:
+    """The bytes of the export's manifest, as they were planned for.
+
+    Raises:
+        NotFound: another generation was published since.
+    """
+    if planned.manifest_id is None:
+        return None
+    folder = open_folder(planned.source)
+    data = folder.read(MANIFEST_PATH)
+    if Manifest.from_json(data, folder.locate(MANIFEST_PATH)).generation != planned.generation:
+        raise NotFound(f"`{planned.source}` holds another generation now", hint="run `cache` again")
+    return data
+
+
+def _report(planned: CachePlan, status: Literal["done", "unchanged", "checked"], began: float) -> CacheReport:
+    return CacheReport(
+        status=status,
+        state=planned.state,
+        source=planned.source,
+        path=planned.path,
+        generation=planned.generation,
+        manifest_id=planned.manifest_id,
+        files=len(planned.files),
+        bytes=planned.bytes,
+        bytes_copied=0,
+        bytes_reused=planned.bytes if status == "unchanged" else 0,
+        seconds=time.monotonic() - began,
+        reason=planned.reason,
+    )
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    """What tells one copy from another that took its place."""
+    try:
+        found = os.stat(os.path.join(path, COPY_PATH))
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _waiting(holder: dict[str, Any]) -> str:
+    who, done, total = describe(holder), holder.get("done"), holder.get("total")
+    if not isinstance(done, int) or not isinstance(total, int) or total <= 0:
+        return f"waiting for {who}, which makes this copy"
+    return f"waiting for {who}, which makes this copy: {done / 1e6:.1f} of {total / 1e6:.1f} MB"

@@ -1,0 +1,124 @@
+"""How a copy is made, by the one process that holds its lock."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from uc_stage.caching.places import Place, free_at, lock_path, root_of
+from uc_stage.caching.survey import copies_of, lack_of, record_at
+from uc_stage.errors import InvalidRequest, NoSpace
+from uc_stage.locks import Lock
+from uc_stage.manifest import FOLDER, CopyRecord
+from uc_stage.publish import CopyPublication, is_marked, now, remove_copy
+from uc_stage.storage import open_folder
+from uc_stage.transfer import DEFAULT_JOBS, copy_files, hash_files
+
+if TYPE_CHECKING:
+    from uc_stage.model import CachePlan, CacheRequest, CopyFile
+    from uc_stage.progress import Progress
+
+
+def make(current: CachePlan, place: Place, manifest: bytes | None, lock: Lock, progress: Progress) -> tuple[int, int]:
+    """Makes the copy, holding its lock, and gives the bytes that were copied and those that were there."""
+    request, jobs = current.request, current.request.jobs or DEFAULT_JOBS
+    shared = _Shared(progress, lock)
+    blank = CopyRecord(current.source, current.generation, current.manifest_id, now(), ())
+    publication = CopyPublication(place.path, place.partial)
+    damaged = record_at(place.path, request)
+    _refuse_foreign(place.path, damaged, current.files)
+    publication.open(blank)
+    if request.force:
+        publication.clear()
+    elif damaged is not None:
+        publication.adopt(place.path, damaged)
+    claimed = publication.claimed(current.files)
+    good: list[CopyFile] = []
+    if claimed:
+        shared.phase("verify", total=sum(file.bytes for file in claimed))
+        good = hash_files(place.partial, claimed, jobs, shared)
+        publication.keep(claimed, good)
+    kept = {file.path for file in good}
+    missing = [file for file in current.files if file.path not in kept]
+    size = sum(file.bytes for file in missing)
+    _sweep(request, place, current.source)
+    _refuse_full(place.partial, size, request.reserve)
+    shared.phase("copy", total=size)
+    copied = copy_files(open_folder(current.source), missing, publication, jobs, shared)
+    files = tuple(sorted([*good, *copied], key=lambda file: file.path))
+    record = replace(blank, created_at=now(), files=files)
+    instead = damaged is not None
+    while not publication.commit(record, manifest, replace=instead):
+        # A run that no lock kept apart was quicker.
+        if lack_of(place.path, record_at(place.path, request), replace(record, files=current.files)) is None:
+            publication.drop()
+            break
+        instead = True
+    return size, sum(file.bytes for file in good)
+
+
+def _refuse_foreign(path: str, record: CopyRecord | None, files: tuple[CopyFile, ...]) -> None:
+    """Refuses to make a copy anew where somebody put files of their own: they would go with the damaged one."""
+    if not os.path.lexists(path):
+        return
+    if os.path.islink(path) or not os.path.isdir(path) or (os.listdir(path) and not is_marked(path)):
+        raise InvalidRequest(f"`{path}` is not uc-stage's", hint="move it away")
+    ours = {file.path for file in (*files, *(record.files if record else ()))}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            found = os.path.relpath(os.path.join(folder, name), path)
+            if found not in ours and not found.startswith(f"{FOLDER}/"):
+                raise InvalidRequest(
+                    f"the copy `{path}` has to be made anew, and holds `{found}`, which uc-stage did not write",
+                    hint="move that file away",
+                )
+
+
+def _sweep(request: CacheRequest, place: Place, url: str) -> None:
+    """Removes partial copies of other generations of the source that nobody works on any more."""
+    above, name = os.path.split(place.partial)
+    prefix = name.rpartition("-")[0] + "-"
+    for folder, _ in copies_of(above, prefix, url):
+        if folder == place.partial:
+            continue
+        if request.dest is not None:
+            # All generations of a DEST have the one lock that is held here.
+            remove_copy(folder)
+            continue
+        root = root_of(request)
+        with Lock(lock_path(root, f"{root}/copies/{os.path.basename(folder)}")) as lock:
+            if lock.try_acquire() and os.path.isdir(folder):
+                remove_copy(folder)
+
+
+def _refuse_full(path: str, size: int, reserve: int) -> None:
+    free = free_at(path)
+    if size + reserve > free:
+        raise NoSpace(
+            f"`{path}` has room for {free} bytes, and the copy needs {size} more with {reserve} in reserve",
+            hint=f"free {size + reserve - free} bytes there, or choose another disk with `--cache-dir`",
+        )
+
+
+class _Shared:
+    """Progress that those who wait for the lock can read, too."""
+
+    def __init__(self, progress: Progress, lock: Lock) -> None:
+        self._progress, self._holder = progress, lock
+        self._counting = threading.Lock()
+        self._done, self._total = 0, 0
+
+    def phase(self, name: str, *, total: int | None = None, unit: str = "bytes") -> None:
+        self._done, self._total = 0, total or 0
+        self._progress.phase(name, total=total, unit=unit)
+
+    def advance(self, amount: int) -> None:
+        with self._counting:
+            self._done += amount
+            self._holder.tell(done=self._done, total=self._total)
+        self._progress.advance(amount)
+
+    def note(self, message: str) -> None:
+        self._progress.note(message)

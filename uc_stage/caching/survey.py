@@ -1,0 +1,152 @@
+"""What there is of a copy, told from records, sizes and times."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from uc_stage.caching.places import free_at, name_of, place_of, refuse_nesting, root_of
+from uc_stage.errors import InvalidRequest, StageError, VerificationFailed
+from uc_stage.manifest import CopyRecord
+from uc_stage.model import CachePlan
+from uc_stage.publish import read_copy, read_journal
+from uc_stage.storage import translated
+
+if TYPE_CHECKING:
+    from uc_stage.model import CacheRequest, CopyFile, CopyState
+
+
+def survey(
+    request: CacheRequest, url: str, generation: str, manifest_id: str | None, files: tuple[CopyFile, ...]
+) -> CachePlan:
+    """What there is of a generation's copy, and what is still to do."""
+    place = place_of(request, url, generation, manifest_id)
+    refuse_nesting(place.path, url)
+    if request.dest is not None:
+        _refuse_taken(place.path, url)
+    record = record_at(place.path, request)
+    total = sum(file.bytes for file in files)
+    held = 0
+    lack = lack_of(place.path, record, CopyRecord(url, generation, manifest_id, "", files))
+    state: CopyState
+    if record is not None and lack is None:
+        state, reason, held = "fresh", f"the copy holds generation `{generation}`, whole", total
+    elif record is not None and record.generation == generation and record.manifest_id == manifest_id:
+        state, reason = "partial", f"the copy is damaged: {lack}"
+        held = _held(place.path, record.files, files)
+    elif read_copy(place.partial) is not None:
+        noted = tuple(read_journal(place.partial).values())
+        held = _held(place.partial, noted, files)
+        state, reason = "partial", f"{held} of {total} bytes are copied"
+    elif other := record or _other(request, url):
+        state = "stale"
+        reason = f"a copy of {other.created_at} holds generation `{other.generation}`; now it is `{generation}`"
+    else:
+        state, reason = "absent", "there is no copy of it here"
+    if request.dest is not None and record is not None and record.generation != generation and not request.check:
+        raise InvalidRequest(
+            f"`{place.path}` holds generation `{record.generation}` of `{url}`, which is at `{generation}` now",
+            hint="choose another DEST, or none: then each generation has a path of its own",
+        )
+    return CachePlan(
+        request=request,
+        source=url,
+        generation=generation,
+        manifest_id=manifest_id,
+        path=place.path,
+        state=state,
+        files=files,
+        bytes=total,
+        bytes_to_copy=total if request.force else total - held,
+        bytes_free=free_at(place.path),
+        reason=reason,
+    )
+
+
+def _refuse_taken(path: str, url: str) -> None:
+    """Refuses a DEST that uc-stage would have to overwrite: all but an empty folder and a copy of the same source."""
+    with translated(path):
+        if not os.path.lexists(path):
+            return
+        if os.path.islink(path) or not os.path.isdir(path):
+            why = "is no folder"
+        elif os.path.ismount(path):
+            why = "is a mount point, which no folder can take the name of"
+        elif not os.listdir(path):
+            return
+        else:
+            record = read_copy(path)
+            if record is not None and record.source == url:
+                return
+            why = f"holds a copy of `{record.source}`" if record else "holds files that uc-stage did not write"
+    raise InvalidRequest(f"`{path}` {why}", hint="choose a DEST that does not exist yet")
+
+
+def record_at(path: str, request: CacheRequest) -> CopyRecord | None:
+    """The record of the copy at a path; below the cache folder one that is damaged is none, and is made anew."""
+    try:
+        return read_copy(path)
+    except VerificationFailed:
+        if request.dest is not None:
+            raise
+        return None
+
+
+def lack_of(path: str, record: CopyRecord | None, wanted: CopyRecord) -> str | None:
+    """Why the folder is not the copy that is wanted, told from its record and from sizes and times; None if it is."""
+    if record is None:
+        return "there is no record"
+    if (record.source, record.generation, record.manifest_id) != (wanted.source, wanted.generation, wanted.manifest_id):
+        return "its record is of something else"
+    recorded = {file.path: file for file in record.files}
+    for file in wanted.files:
+        known = recorded.get(file.path)
+        if known is None or known.bytes != file.bytes or file.xxh3_128 not in (None, known.xxh3_128):
+            return f"its record does not hold `{file.path}` as the source does"
+        if not _is_there(path, known):
+            return f"`{file.path}` is gone or was changed"
+    return None
+
+
+def _is_there(path: str, file: CopyFile) -> bool:
+    """Whether a file has the size and the time that its record tells."""
+    whole = os.path.join(path, file.path)
+    with translated(whole):
+        try:
+            found = os.lstat(whole)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return stat.S_ISREG(found.st_mode) and (found.st_size, found.st_mtime_ns) == (file.bytes, file.mtime_ns)
+
+
+def _held(path: str, noted: tuple[CopyFile, ...], files: tuple[CopyFile, ...]) -> int:
+    """The bytes of `files` that a folder holds, as far as sizes and times tell."""
+    wanted = {file.path for file in files}
+    return sum(file.bytes for file in noted if file.path in wanted and _is_there(path, file))
+
+
+def _other(request: CacheRequest, url: str) -> CopyRecord | None:
+    """The newest copy of another generation of a source in the cache folder."""
+    if request.dest is not None:
+        return None
+    found = [record for _, record in copies_of(f"{root_of(request)}/copies", f"{name_of(url)}-", url)]
+    return max(found, key=lambda record: record.created_at, default=None)
+
+
+def copies_of(folder: str, prefix: str, url: str) -> list[tuple[str, CopyRecord]]:
+    """The folders in a folder, by a prefix of their names, that carry a marker of a copy of `url`."""
+    with translated(folder):
+        try:
+            names = sorted(name for name in os.listdir(folder) if name.startswith(prefix))
+        except FileNotFoundError:
+            return []
+    found = []
+    for name in names:
+        # Another run may be removing it, and a damaged record marks nothing.
+        with contextlib.suppress(StageError):
+            record = read_copy(os.path.join(folder, name))
+            if record is not None and record.source == url:
+                found.append((os.path.join(folder, name), record))
+    return found
