@@ -1,4 +1,4 @@
-"""Sizes and rates as a person writes them: `512MB`, `64MiB`, `500MB/s`, `200krows/s`."""
+"""Sizes, rates and spans as a person writes them: `512MB`, `64MiB`, `500MB/s`, `200krows/s`, `7d`, `1.8x`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ _BYTES = {
     "B": 1,
     **{f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", start=1)},
     **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", start=1)},
+}
+_SECONDS = {
+    **dict.fromkeys(("S", "SEC"), 1),
+    **dict.fromkeys(("M", "MIN"), 60),
+    "H": 3600,
+    "D": 24 * 3600,
+    "W": 7 * 24 * 3600,
 }
 _ROWS = {"ROWS": 1, **{f"{letter}ROWS": 1000**power for power, letter in enumerate("KMG", start=1)}}
 _NUMBER = re.compile(r"(?P<number>\d{1,30}(?:\.\d{1,30})?)\s*(?P<unit>[A-Za-z]*)", re.ASCII)
@@ -59,6 +66,29 @@ def parse_rate(text: str, flag: str) -> Rate:
     raise InvalidRequest(
         f"`{flag} {text}` is not a throughput", hint="write bytes or rows a second: `500MB/s`, `200krows/s`"
     )
+
+
+def parse_age(text: str, flag: str) -> float:
+    """Reads a time span in seconds: `90s`, `30min`, `12h`, `7d`, `2w`.
+
+    Raises:
+        InvalidRequest: not a time span; a bare number is none, since it could be of days as well as of seconds.
+    """
+    number = _read(text, _SECONDS)
+    if number is None:
+        raise InvalidRequest(f"`{flag} {text}` is not a time span", hint=f"such as {flag} 12h, 7d or 2w")
+    return float(number)
+
+
+def parse_headroom(text: str, flag: str) -> tuple[int, float]:
+    """Reads a size in bytes, or a multiple of another one as `1.8x`: one of the two it gives is 0.
+
+    Raises:
+        InvalidRequest: neither.
+    """
+    if (times := _read(text, {"X": 1})) is not None:
+        return 0, float(times)
+    return parse_size(text, flag), 0.0
 
 
 def _read(text: str, scale: dict[str, int]) -> Fraction | None:

@@ -8,17 +8,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from uc_stage.caching.making import make
-from uc_stage.caching.places import is_in, place_of, prepare_root, refuse_unsafe_root, root_of
+from uc_stage.caching.places import is_in, place_of, root_of
+from uc_stage.caching.room import look_for_room
 from uc_stage.caching.survey import survey
 from uc_stage.errors import InvalidRequest, NotFound
+from uc_stage.holders import caller, hold
 from uc_stage.locks import Lock, describe
 from uc_stage.manifest import COPY_PATH, MANIFEST_PATH, Manifest
 from uc_stage.model import CachePlan, CacheReport
 from uc_stage.progress import SILENT
+from uc_stage.publish import prepare_root, refuse_unsafe_root
+from uc_stage.ranks import read_ranks
 from uc_stage.sources import open_source
 from uc_stage.storage import open_folder
 
 if TYPE_CHECKING:
+    from uc_stage.caching.places import Place
     from uc_stage.model import CacheRequest
     from uc_stage.progress import Progress
 
@@ -52,7 +57,12 @@ def plan(request: CacheRequest) -> CachePlan:
             hint="choose another one with `--cache-dir`",
         )
     manifest_id = source.manifest.id if source.manifest else None
-    return survey(request, source.url, source.generation, manifest_id, source.files)
+    found = survey(request, source.url, source.generation, manifest_id, source.files)
+    if request.check or (found.state == "fresh" and not request.force):
+        return found
+    place = place_of(request, source.url, source.generation, manifest_id)
+    room = look_for_room(request, place, found.bytes, found.bytes_needed)
+    return replace(found, evictions=room.evictions, bytes_lacking=room.lacking)
 
 
 def execute(planned: CachePlan, progress: Progress = SILENT) -> CacheReport:
@@ -80,19 +90,36 @@ def _execute(planned: CachePlan, progress: Progress, began: float) -> CacheRepor
     request = planned.request
     if request.check:
         return _report(planned, "checked", began)
-    if planned.state == "fresh" and not request.force:
+    place = place_of(request, planned.source, planned.generation, planned.manifest_id)
+    if planned.state == "fresh" and not request.force and _hold(request, place):
         return _report(planned, "unchanged", began)
     manifest = _manifest(planned)
     prepare_root(root_of(request))
-    place = place_of(request, planned.source, planned.generation, planned.manifest_id)
     before = _stamp(place.path)
     with Lock(place.lock) as lock:
         lock.acquire(request.timeout, lambda holder: progress.note(_waiting(holder)))
+        lock.tell(rank=read_ranks().rank)
         current = survey(request, planned.source, planned.generation, planned.manifest_id, planned.files)
         if current.state == "fresh" and (not request.force or _stamp(place.path) != before):
-            return _report(current, "unchanged", began)
-        copied, reused = make(current, place, manifest, lock, progress)
-    return replace(_report(current, "done", began), state="fresh", bytes_copied=copied, bytes_reused=reused)
+            report = _report(current, "unchanged", began)
+        else:
+            made = make(current, place, manifest, lock, progress)
+            report = replace(
+                _report(current, "done", began),
+                state="fresh",
+                bytes_copied=made.copied,
+                bytes_reused=made.reused,
+                evicted=made.evicted,
+            )
+        if _hold(request, place):
+            return report
+    raise NotFound(f"the copy `{place.path}` was removed as soon as it was there", hint="run `cache` again")
+
+
+def _hold(request: CacheRequest, place: Place) -> bool:
+    """Notes who uses the copy from now on; says False where it went away meanwhile."""
+    lasting = request.holder == "process"
+    return hold(place.path, os.getpid() if lasting else caller(), lasting=lasting)
 
 
 def _manifest(planned: CachePlan) -> bytes | None:
@@ -124,6 +151,7 @@ def _report(planned: CachePlan, status: Literal["done", "unchanged", "checked"],
         bytes_reused=planned.bytes if status == "unchanged" else 0,
         seconds=time.monotonic() - began,
         reason=planned.reason,
+        in_memory=planned.in_memory,
     )
 
 

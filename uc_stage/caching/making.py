@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from uc_stage.caching.places import Place, free_at, lock_path, root_of
+from uc_stage.caching.places import root_of
+from uc_stage.caching.room import make_room, needed
 from uc_stage.caching.survey import copies_of, lack_of, record_at
-from uc_stage.errors import InvalidRequest, NoSpace
-from uc_stage.locks import Lock
-from uc_stage.manifest import FOLDER, CopyRecord
-from uc_stage.publish import CopyPublication, is_marked, now, remove_copy
-from uc_stage.storage import open_folder
+from uc_stage.errors import InvalidRequest
+from uc_stage.manifest import CopyRecord
+from uc_stage.publish import CopyPublication, evict, foreign_file, is_marked, now, remove_copy
+from uc_stage.storage import open_folder, space_at
 from uc_stage.transfer import DEFAULT_JOBS, copy_files, hash_files
 
 if TYPE_CHECKING:
+    from uc_stage.caching.places import Place
+    from uc_stage.locks import Lock
     from uc_stage.model import CachePlan, CacheRequest, CopyFile
     from uc_stage.progress import Progress
 
 
-def make(current: CachePlan, place: Place, manifest: bytes | None, lock: Lock, progress: Progress) -> tuple[int, int]:
-    """Makes the copy, holding its lock, and gives the bytes that were copied and those that were there."""
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What it took: the bytes that were copied, those that were there, and the copies that had to go."""
+
+    copied: int
+    reused: int
+    evicted: tuple[str, ...]
+
+
+def make(current: CachePlan, place: Place, manifest: bytes | None, lock: Lock, progress: Progress) -> Made:
+    """Makes the copy, holding its lock."""
     request, jobs = current.request, current.request.jobs or DEFAULT_JOBS
     shared = _Shared(progress, lock)
     blank = CopyRecord(current.source, current.generation, current.manifest_id, now(), ())
@@ -44,7 +55,8 @@ def make(current: CachePlan, place: Place, manifest: bytes | None, lock: Lock, p
     missing = [file for file in current.files if file.path not in kept]
     size = sum(file.bytes for file in missing)
     _sweep(request, place, current.source)
-    _refuse_full(place.partial, size, request.reserve)
+    need = needed(request, current.bytes, missing, space_at(place.partial))
+    evicted = make_room(request, place, current.bytes, need, lock, progress)
     shared.phase("copy", total=size)
     copied = copy_files(open_folder(current.source), missing, publication, jobs, shared)
     files = tuple(sorted([*good, *copied], key=lambda file: file.path))
@@ -56,7 +68,7 @@ def make(current: CachePlan, place: Place, manifest: bytes | None, lock: Lock, p
             publication.drop()
             break
         instead = True
-    return size, sum(file.bytes for file in good)
+    return Made(size, sum(file.bytes for file in good), evicted)
 
 
 def _refuse_foreign(path: str, record: CopyRecord | None, files: tuple[CopyFile, ...]) -> None:
@@ -66,14 +78,11 @@ def _refuse_foreign(path: str, record: CopyRecord | None, files: tuple[CopyFile,
     if os.path.islink(path) or not os.path.isdir(path) or (os.listdir(path) and not is_marked(path)):
         raise InvalidRequest(f"`{path}` is not uc-stage's", hint="move it away")
     ours = {file.path for file in (*files, *(record.files if record else ()))}
-    for folder, _, names in os.walk(path):
-        for name in names:
-            found = os.path.relpath(os.path.join(folder, name), path)
-            if found not in ours and not found.startswith(f"{FOLDER}/"):
-                raise InvalidRequest(
-                    f"the copy `{path}` has to be made anew, and holds `{found}`, which uc-stage did not write",
-                    hint="move that file away",
-                )
+    if (found := foreign_file(path, ours)) is not None:
+        raise InvalidRequest(
+            f"the copy `{path}` has to be made anew, and holds `{found}`, which uc-stage did not write",
+            hint="move that file away",
+        )
 
 
 def _sweep(request: CacheRequest, place: Place, url: str) -> None:
@@ -87,19 +96,8 @@ def _sweep(request: CacheRequest, place: Place, url: str) -> None:
             # All generations of a DEST have the one lock that is held here.
             remove_copy(folder)
             continue
-        root = root_of(request)
-        with Lock(lock_path(root, f"{root}/copies/{os.path.basename(folder)}")) as lock:
-            if lock.try_acquire() and os.path.isdir(folder):
-                remove_copy(folder)
-
-
-def _refuse_full(path: str, size: int, reserve: int) -> None:
-    free = free_at(path)
-    if size + reserve > free:
-        raise NoSpace(
-            f"`{path}` has room for {free} bytes, and the copy needs {size} more with {reserve} in reserve",
-            hint=f"free {size + reserve - free} bytes there, or choose another disk with `--cache-dir`",
-        )
+        # One that somebody works on stays.
+        evict(root_of(request), folder)
 
 
 class _Shared:

@@ -7,12 +7,13 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from uc_stage.caching.places import free_at, name_of, place_of, refuse_nesting, root_of
+from uc_stage.caching.places import name_of, place_of, refuse_nesting, root_of
+from uc_stage.caching.room import needed
 from uc_stage.errors import InvalidRequest, StageError, VerificationFailed
 from uc_stage.manifest import CopyRecord
 from uc_stage.model import CachePlan
 from uc_stage.publish import read_copy, read_journal
-from uc_stage.storage import translated
+from uc_stage.storage import space_at, translated
 
 if TYPE_CHECKING:
     from uc_stage.model import CacheRequest, CopyFile, CopyState
@@ -28,18 +29,19 @@ def survey(
         _refuse_taken(place.path, url)
     record = record_at(place.path, request)
     total = sum(file.bytes for file in files)
-    held = 0
+    held: set[str] = set()
     lack = lack_of(place.path, record, CopyRecord(url, generation, manifest_id, "", files))
     state: CopyState
     if record is not None and lack is None:
-        state, reason, held = "fresh", f"the copy holds generation `{generation}`, whole", total
+        state, reason = "fresh", f"the copy holds generation `{generation}`, whole"
+        held = {file.path for file in files}
     elif record is not None and record.generation == generation and record.manifest_id == manifest_id:
         state, reason = "partial", f"the copy is damaged: {lack}"
         held = _held(place.path, record.files, files)
     elif read_copy(place.partial) is not None:
         noted = tuple(read_journal(place.partial).values())
         held = _held(place.partial, noted, files)
-        state, reason = "partial", f"{held} of {total} bytes are copied"
+        state, reason = "partial", f"{_bytes(files, held)} of {total} bytes are copied"
     elif other := record or _other(request, url):
         state = "stale"
         reason = f"a copy of {other.created_at} holds generation `{other.generation}`; now it is `{generation}`"
@@ -50,6 +52,8 @@ def survey(
             f"`{place.path}` holds generation `{record.generation}` of `{url}`, which is at `{generation}` now",
             hint="choose another DEST, or none: then each generation has a path of its own",
         )
+    space = space_at(place.path)
+    missing = [file for file in files if request.force or file.path not in held]
     return CachePlan(
         request=request,
         source=url,
@@ -59,9 +63,11 @@ def survey(
         state=state,
         files=files,
         bytes=total,
-        bytes_to_copy=total if request.force else total - held,
-        bytes_free=free_at(place.path),
+        bytes_to_copy=sum(file.bytes for file in missing),
+        bytes_free=space.free,
         reason=reason,
+        bytes_needed=needed(request, total, missing, space),
+        in_memory=space.in_memory,
     )
 
 
@@ -121,10 +127,14 @@ def _is_there(path: str, file: CopyFile) -> bool:
     return stat.S_ISREG(found.st_mode) and (found.st_size, found.st_mtime_ns) == (file.bytes, file.mtime_ns)
 
 
-def _held(path: str, noted: tuple[CopyFile, ...], files: tuple[CopyFile, ...]) -> int:
-    """The bytes of `files` that a folder holds, as far as sizes and times tell."""
+def _held(path: str, noted: tuple[CopyFile, ...], files: tuple[CopyFile, ...]) -> set[str]:
+    """Those of `files` that a folder holds, as far as sizes and times tell."""
     wanted = {file.path for file in files}
-    return sum(file.bytes for file in noted if file.path in wanted and _is_there(path, file))
+    return {file.path for file in noted if file.path in wanted and _is_there(path, file)}
+
+
+def _bytes(files: tuple[CopyFile, ...], paths: set[str]) -> int:
+    return sum(file.bytes for file in files if file.path in paths)
 
 
 def _other(request: CacheRequest, url: str) -> CopyRecord | None:

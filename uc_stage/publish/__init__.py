@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
-from uc_stage.publish.copies import CopyPublication, is_marked, read_copy, read_journal, remove_copy, tag_cache
+from uc_stage.publish.copies import (
+    CopyPublication,
+    foreign_file,
+    is_marked,
+    read_copy,
+    read_journal,
+    refuse_unmarked,
+    remove_copy,
+)
 from uc_stage.publish.exports import Publication, now, read_manifest, running, strays, sweep
 from uc_stage.publish.hashing import Written
+from uc_stage.publish.roots import (
+    empty_trash,
+    evict,
+    list_copies,
+    lock_path,
+    locks_folder,
+    look_at_copy,
+    prepare_root,
+    refuse_unsafe_root,
+    settled,
+    space_lock_path,
+    trash,
+)
 
 __all__ = [
     "CopyPublication",
     "Publication",
     "Written",
+    "empty_trash",
+    "evict",
+    "foreign_file",
     "is_marked",
+    "list_copies",
+    "lock_path",
+    "locks_folder",
+    "look_at_copy",
     "now",
+    "prepare_root",
     "read_copy",
     "read_journal",
     "read_manifest",
+    "refuse_unmarked",
+    "refuse_unsafe_root",
     "remove_copy",
     "running",
+    "settled",
+    "space_lock_path",
     "strays",
     "sweep",
-    "tag_cache",
+    "trash",
 ]

@@ -24,7 +24,7 @@ from uc_stage.model import CopyFile
 from uc_stage.storage import LocalFolder, sync_folder, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from uc_stage.storage import Entry
 
@@ -41,6 +41,16 @@ def tag_cache(root: str) -> None:
 def is_marked(path: str) -> bool:
     """Whether a local folder carries the marker of what `cache` made."""
     return LocalFolder(path).stat(COPY_PATH) is not None
+
+
+def refuse_unmarked(path: str) -> None:
+    """Refuses a folder that `cache` did not make.
+
+    Raises:
+        InvalidRequest: it carries no marker of uc-stage.
+    """
+    if not is_marked(path):
+        raise InvalidRequest(f"`{path}` carries no marker of uc-stage", hint="remove that folder if it is yours")
 
 
 def read_copy(path: str) -> CopyRecord | None:
@@ -74,8 +84,7 @@ def remove_copy(path: str) -> None:
     Raises:
         InvalidRequest: it carries no marker of uc-stage.
     """
-    if not is_marked(path):
-        raise InvalidRequest(f"`{path}` carries no marker of uc-stage", hint="remove that folder if it is yours")
+    refuse_unmarked(path)
     with translated(path):
         with os.scandir(path) as found:
             doomed = [item for item in found if item.name != FOLDER]
@@ -84,7 +93,26 @@ def remove_copy(path: str) -> None:
                 shutil.rmtree(item.path)
             else:
                 os.unlink(item.path)
-        shutil.rmtree(path)
+        own = os.path.join(path, FOLDER)
+        for name in os.listdir(own):
+            whole = os.path.join(own, name)
+            if os.path.isdir(whole) and not os.path.islink(whole):
+                shutil.rmtree(whole)
+            elif whole != os.path.join(path, COPY_PATH):
+                os.unlink(whole)
+        os.unlink(os.path.join(path, COPY_PATH))
+        os.rmdir(own)
+        os.rmdir(path)
+
+
+def foreign_file(path: str, ours: Collection[str]) -> str | None:
+    """A file below a copy that is neither one of its own nor uc-stage's: somebody put it there; None for no such."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            found = os.path.relpath(os.path.join(folder, name), path)
+            if found not in ours and not found.startswith(f"{FOLDER}/"):
+                return found
+    return None
 
 
 class CopyPublication:

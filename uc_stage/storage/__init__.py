@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 
 from uc_stage.storage.folder import Entry, Folder, Ranges, translated
-from uc_stage.storage.local import TEMPORARY_SUFFIX, LocalFolder, sync, sync_folder
+from uc_stage.storage.local import TEMPORARY_SUFFIX, LocalFolder, go_direct, sync, sync_folder
 from uc_stage.storage.remote import RemoteFolder
+from uc_stage.storage.space import Space, space_at
 
 __all__ = [
     "TEMPORARY_SUFFIX",
@@ -19,7 +20,10 @@ __all__ = [
     "LocalFolder",
     "Ranges",
     "RemoteFolder",
+    "Space",
+    "go_direct",
     "open_folder",
+    "space_at",
     "sync",
     "sync_folder",
     "table_around",

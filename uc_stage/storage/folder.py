@@ -46,8 +46,11 @@ class Folder(Protocol):
     def open(self, path: str) -> BinaryIO:
         """Opens a file for reading at any offset."""
 
-    def ranges(self, path: str) -> Ranges:
-        """Opens a file for reading ranges of it, as `open` does, with no buffer and no read-ahead of its own."""
+    def ranges(self, path: str, *, once: bool = False) -> Ranges:
+        """Opens a file for reading ranges of it, as `open` does, with no buffer and no read-ahead of its own.
+
+        `once`: nobody reads it again soon, so that the kernel need not keep it either.
+        """
 
     def read(self, path: str) -> bytes:
         """All bytes of a small file."""

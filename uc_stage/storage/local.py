@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -128,10 +129,10 @@ class LocalFolder:
         with translated(self.locate(path)):
             return open(self._descriptor(path), "rb")
 
-    def ranges(self, path: str) -> Ranges:
+    def ranges(self, path: str, *, once: bool = False) -> Ranges:
         """Opens a file for reading ranges of it, refusing a link that leads out of the folder."""
         with translated(self.locate(path)):
-            return _LocalRanges(path, self.locate(path), self._descriptor(path))
+            return _LocalRanges(path, self.locate(path), self._descriptor(path), once=once)
 
     def _descriptor(self, path: str) -> int:
         whole = self.locate(path)
@@ -234,15 +235,28 @@ class _Durable:
 class _LocalRanges:
     """A descriptor for ranges; reads may come from any thread."""
 
-    def __init__(self, path: str, whole: str, descriptor: int) -> None:
+    def __init__(self, path: str, whole: str, descriptor: int, *, once: bool) -> None:
         self._whole, self._descriptor = whole, descriptor
         found = os.fstat(descriptor)
         self.told: Entry | None = Entry(path, found.st_size, found.st_mtime_ns)
+        # A mount has no block device. What comes through one is worth no page of memory; a disk's pages may be there.
+        self._direct = once and os.major(found.st_dev) == 0 and go_direct(descriptor, on=True)
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         done = 0
         with translated(self._whole):
-            while done < len(buffer) and (got := os.preadv(self._descriptor, [buffer[done:]], offset + done)):
+            while done < len(buffer):
+                try:
+                    got = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+                except OSError as error:
+                    if error.errno != errno.EINVAL or not self._direct:
+                        raise
+                    # A file system that reads whole blocks alone, where this is no whole one.
+                    self._direct = False
+                    go_direct(self._descriptor, on=False)
+                    continue
+                if not got:
+                    break
                 done += got
         return done
 
@@ -252,6 +266,16 @@ class _LocalRanges:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def go_direct(descriptor: int, *, on: bool) -> bool:
+    """Lets reads and writes of a descriptor pass by the page cache, or through it; False where they cannot."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
+    except OSError:
+        return False
+    return True
 
 
 def sync(descriptor: int) -> None:

@@ -66,7 +66,7 @@ class RemoteFolder:
         with _foreign(self.locate(path)):
             return cast("BinaryIO", self.fs.open(f"{self.root}/{path}", "rb"))
 
-    def ranges(self, path: str) -> Ranges:
+    def ranges(self, path: str, *, once: bool = False) -> Ranges:  # noqa: ARG002 - no kernel stands between
         """Gives ranges of a file, each by a request of its own."""
         return _RemoteRanges(self, path)
 

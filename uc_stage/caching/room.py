@@ -1,0 +1,128 @@
+"""The room that a copy needs, and how the least recently used ones make it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from uc_stage.caching.places import root_of
+from uc_stage.errors import NoSpace
+from uc_stage.locks import Lock, describe, reserved
+from uc_stage.publish import empty_trash, evict, list_copies, locks_folder, space_lock_path
+from uc_stage.storage import space_at
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from uc_stage.caching.places import Place
+    from uc_stage.model import CachedCopy, CacheRequest, CopyFile
+    from uc_stage.progress import Progress
+    from uc_stage.storage import Space
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What there is for a copy, in bytes.
+
+    Attributes:
+        free: what the file system has; `promised`: how much of that others are about to write.
+        over: how far the cache folder would exceed `--max-size`.
+        lacking: what cannot be made; then nothing is evicted.
+        evictions: the copies that have to go, in order.
+    """
+
+    free: int
+    promised: int
+    over: int
+    lacking: int
+    evictions: tuple[CachedCopy, ...]
+
+
+def needed(request: CacheRequest, total: int, missing: Sequence[CopyFile], space: Space) -> int:
+    """The bytes that files take in whole blocks, with what a loader will write beside a copy of `total` bytes."""
+    files = sum(-(-file.bytes // space.block) * space.block for file in missing)
+    return files + request.headroom + int(request.headroom_factor * total)
+
+
+def look_for_room(request: CacheRequest, place: Place, total: int, need: int, *, but: Collection[str] = ()) -> Room:
+    """Tells what room there is for a copy of `total` bytes that needs `need` more, and who would have to go for it.
+
+    `but` names copies that do not.
+    """
+    root = root_of(request)
+    space, around = space_at(place.partial), space_at(root)
+    promised = reserved(locks_folder(root), space.device, place.lock)
+    lack, over = need + request.reserve + promised - space.free, 0
+    inside = place.path.startswith(f"{root}/") and request.max_size is not None
+    found: list[CachedCopy] = []
+    if inside or (lack > 0 and space.device == around.device):
+        found = [copy for copy in list_copies(root) if copy.path not in (place.path, place.partial)]
+    if inside:
+        assert request.max_size is not None
+        over = sum(copy.bytes for copy in found) + promised + total - request.max_size
+    most, evictions, gone = (lack, over), [], 0
+    for copy in found:
+        if max(most) <= gone:
+            break
+        if not copy.holders and copy.path not in but:
+            evictions.append(copy)
+            gone += copy.bytes
+    lacking = max(*most, 0) - gone
+    if lacking > 0:
+        return Room(space.free, promised, max(over, 0), lacking, ())
+    return Room(space.free, promised, max(over, 0), 0, tuple(evictions))
+
+
+def make_room(
+    request: CacheRequest, place: Place, total: int, need: int, lock: Lock, progress: Progress
+) -> tuple[str, ...]:
+    """Makes room for a copy and reserves it in the name of its lock's holder; gives the paths that had to go.
+
+    One process at a time counts and takes: two copies that fit one by one cannot both count on the same bytes.
+
+    Raises:
+        NoSpace: there is not enough, also without the copies that nobody uses; then none of them was removed.
+        Busy: the wait for others that make room ran out.
+    """
+    root = root_of(request)
+    gone: list[str] = []
+    kept: list[str] = []
+
+    def waiting(other: dict[str, Any]) -> None:
+        progress.note(f"waiting for {describe(other)}, which makes room")
+
+    with Lock(space_lock_path(root)) as counting:
+        counting.acquire(request.timeout, waiting)
+        empty_trash(root)
+        while True:
+            room = look_for_room(request, place, total, need, but=kept)
+            if room.lacking > 0:
+                raise _full(request, place, total, need, room)
+            if not room.evictions:
+                lock.reserve(need, space_at(place.partial).device)
+                return tuple(gone)
+            oldest = room.evictions[0]
+            if why := evict(root, oldest.path):
+                progress.note(f"the copy `{oldest.path}` stays: {why}")
+                kept.append(oldest.path)
+            else:
+                progress.note(f"removed the copy `{oldest.path}` of `{oldest.source}` to make room")
+                gone.append(oldest.path)
+
+
+def _full(request: CacheRequest, place: Place, total: int, need: int, room: Room) -> NoSpace:
+    look = f"`uc-stage inspect --cache-dir {root_of(request)}` shows what is there and who uses it"
+    if room.over and request.max_size is not None:
+        return NoSpace(
+            f"the cache folder `{root_of(request)}` would hold {request.max_size + room.over} bytes with this copy of "
+            f"{total}, and `--max-size` is {request.max_size}",
+            hint=f"{look}; `uc-stage prune` removes copies",
+        )
+    memory = " in memory" if space_at(place.partial).in_memory else ""
+    promised = f", {room.promised} of them for others that copy now," if room.promised else ""
+    headroom = " with its headroom" if request.headroom or request.headroom_factor else ""
+    return NoSpace(
+        f"`{place.partial}` has room for {room.free} bytes{memory}{promised} and the copy needs {need} more{headroom} "
+        f"with {request.reserve} in reserve",
+        hint=f"free {room.lacking} bytes there, or choose another disk with `--cache-dir`; {look}",
+    )

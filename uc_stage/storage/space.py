@@ -1,0 +1,77 @@
+"""What room a local path has, on a disk or in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+
+from uc_stage.storage.folder import translated
+
+_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
+_CGROUP = "/sys/fs/cgroup"
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The room on the file system where a path is or will be.
+
+    Attributes:
+        free: the bytes that this user may still write; in memory, no more than what is available of that.
+        block: the bytes that each file's size is rounded up to.
+        device: which file system it is, as `st_dev` tells.
+        in_memory: whether files there take memory rather than disk.
+    """
+
+    free: int
+    block: int
+    device: int
+    in_memory: bool
+
+
+def space_at(path: str) -> Space:
+    """Asks for the room where `path` is or will be.
+
+    Raises:
+        AccessDenied, Unavailable: as the file system says.
+    """
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    with translated(path):
+        found, device = os.statvfs(path), os.stat(path).st_dev
+    free = found.f_bavail * found.f_frsize
+    kind = _kind(device)
+    if kind in _MEMORY:
+        available = _available()
+        # A ramfs has no limit of its own, and tells of no room at all.
+        free = available if kind == "ramfs" else min(free, available)
+    return Space(free, found.f_frsize or 1, device, kind in _MEMORY)
+
+
+def _kind(device: int) -> str:
+    """The type of a mounted file system (proc_pid_mountinfo(5))."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            fields, _, rest = line.partition(" - ")
+            if fields.split()[2] == number:
+                return rest.split()[0]
+    return ""
+
+
+def _available() -> int:
+    """The memory that can be had without swapping, also below the limit of this process's control group."""
+    available = 0
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
+        available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    with contextlib.suppress(OSError, ValueError):
+        # Page cache counts against a group's limit, and gives way: https://docs.kernel.org/admin-guide/cgroup-v2.html
+        limit, used = (int(_read(name)) for name in ("memory.max", "memory.current"))
+        stats = dict(line.split() for line in _read("memory.stat").splitlines())
+        available = min(available, max(0, limit - used + int(stats.get("inactive_file", 0))))
+    return available
+
+
+def _read(name: str) -> str:
+    with open(f"{_CGROUP}/{name}", encoding="ascii") as file:
+        return file.read().strip()
