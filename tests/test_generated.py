@@ -40,7 +40,7 @@ def bash(*words: str, folder: Path) -> list[str]:
 
 def test_bash_completes_commands_flags_values_and_files(tmp_path: Path) -> None:
     (tmp_path / "with space").mkdir()
-    assert bash("uc-stage", "", folder=tmp_path) == ["export", "cache", "inspect", "bench", "demo"]
+    assert bash("uc-stage", "", folder=tmp_path) == ["export", "cache", "inspect", "prune", "bench", "demo"]
     assert bash("uc-stage", "ca", folder=tmp_path) == ["cache"]
     assert bash("uc-stage", "export", "--comp", folder=tmp_path) == ["--compression"]
     assert bash("uc-stage", "export", "--compression", "", folder=tmp_path) == ["zstd", "snappy", "none"]

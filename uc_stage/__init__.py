@@ -10,12 +10,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["bench", "cache", "export", "inspect"]
+__all__ = ["bench", "cache", "copies", "export", "inspect", "prune"]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from uc_stage.model import BenchReport, Compression, EngineName, ExportReport, InspectReport, Loader
+    from uc_stage.model import (
+        BenchReport,
+        Compression,
+        CopiesReport,
+        EngineName,
+        ExportReport,
+        InspectReport,
+        Loader,
+        PruneReport,
+    )
     from uc_stage.progress import Progress
 
 
@@ -144,13 +153,16 @@ def cache(
     cache_dir: str | None = None,
     jobs: int | None = None,
     reserve: int = 0,
+    headroom: int | str = 0,
+    max_size: int | None = None,
     timeout: float | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> str:
     """Copies an export or a folder to this node's disk, verified, and gives the path, as `uc-stage cache` does.
 
-    Call it on every rank: one process of the node copies, the others wait for it and get the same path.
+    Call it on every rank: one process of the node copies, the others wait for it and get the same path. Until this
+    process ends, no other copy that needs room, and no `prune`, removes the one that it got.
 
     Args:
         source: an export or any folder: a volume, a path or a URL.
@@ -158,6 +170,8 @@ def cache(
         cache_dir: the cache folder; without it, `UC_STAGE_CACHE_DIR` in the environment, else `/tmp/uc-stage`.
         jobs: reads at once.
         reserve: bytes to leave free on the disk.
+        headroom: bytes that a loader will write beside the copy, or a multiple of its size such as `1.8x`.
+        max_size: the most bytes that all copies in the cache folder may have.
         timeout: the longest wait for another process's copy, in seconds.
         force: copy again what is there already.
         progress: who is told of progress; nobody by default.
@@ -165,20 +179,23 @@ def cache(
     Raises:
         StageError: of `uc_stage.errors`, with the exit code that the command would have.
     """
-    import os
-
     from uc_stage import caching
-    from uc_stage.model import DEFAULT_CACHE_DIR, CacheRequest
+    from uc_stage.model import CacheRequest
     from uc_stage.progress import SILENT
+    from uc_stage.sizes import parse_headroom
 
+    headroom_bytes, headroom_factor = parse_headroom(str(headroom), "headroom")
     request = CacheRequest(
         source=source,
         dest=dest,
-        cache_dir=cache_dir or os.environ.get("UC_STAGE_CACHE_DIR") or DEFAULT_CACHE_DIR,
+        cache_dir=_cache_dir(cache_dir),
         jobs=jobs,
         reserve=reserve,
         timeout=timeout,
         force=force,
+        headroom=headroom_bytes,
+        headroom_factor=headroom_factor,
+        max_size=max_size,
     )
     return caching.run(request, progress or SILENT).path
 
@@ -220,6 +237,57 @@ def inspect(
         remote=remote or os.environ.get("SPARK_REMOTE"),
     )
     return inspection.run(request, progress or SILENT)
+
+
+def copies(*, cache_dir: str | None = None) -> CopiesReport:
+    """Lists the copies of this node, and who uses them, as `uc-stage inspect` without a target does.
+
+    Args:
+        cache_dir: the cache folder; without it, `UC_STAGE_CACHE_DIR` in the environment, else `/tmp/uc-stage`.
+
+    Raises:
+        StageError: of `uc_stage.errors`, with the exit code that the command would have.
+    """
+    from uc_stage import inspection
+
+    return inspection.list_copies(_cache_dir(cache_dir))
+
+
+def prune(
+    *paths: str,
+    older_than: float | None = None,
+    max_size: int | None = None,
+    source: str | None = None,
+    cache_dir: str | None = None,
+    progress: Progress | None = None,
+) -> PruneReport:
+    """Removes copies that no live process uses, as `uc-stage prune` does.
+
+    Args:
+        paths: of copies; what this process and those it descends from hold of them, they give up.
+        older_than: remove copies that nobody used for so many seconds.
+        max_size: remove the least recently used ones until the rest has at most so many bytes.
+        source: look at the copies of this one only.
+        cache_dir: the cache folder; without it, `UC_STAGE_CACHE_DIR` in the environment, else `/tmp/uc-stage`.
+        progress: who is told of progress; nobody by default.
+
+    Raises:
+        StageError: of `uc_stage.errors`, with the exit code that the command would have.
+    """
+    from uc_stage import pruning
+    from uc_stage.model import PruneRequest
+    from uc_stage.progress import SILENT
+
+    request = PruneRequest(paths, _cache_dir(cache_dir), older_than, max_size, source)
+    return pruning.run(request, progress or SILENT)
+
+
+def _cache_dir(given: str | None) -> str:
+    import os
+
+    from uc_stage.model import DEFAULT_CACHE_DIR
+
+    return given or os.environ.get("UC_STAGE_CACHE_DIR") or DEFAULT_CACHE_DIR
 
 
 def bench(

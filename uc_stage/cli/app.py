@@ -8,15 +8,17 @@ import typer
 
 from uc_stage.cli import codes, output
 from uc_stage.cli.export import EPILOG, SUMMARY, export
-from uc_stage.cli.options import Debug, DryRun, Force, Json, Quiet, Remote, Timestamp, Version, names
+from uc_stage.cli.options import CacheDir, Debug, DryRun, Force, Json, Quiet, Remote, Timestamp, Version, names
 from uc_stage.cli.progress import shown
+from uc_stage.errors import InvalidRequest
 from uc_stage.model import (
     DEFAULT_CACHE_DIR,
     BenchRequest,
     CacheRequest,
     InspectRequest,
+    PruneRequest,
 )
-from uc_stage.sizes import parse_size
+from uc_stage.sizes import parse_age, parse_headroom, parse_size
 
 app = typer.Typer(
     # Plain help is twice as fast as Rich's, and can be quoted in the README.
@@ -51,15 +53,31 @@ def cache(
     dest: Annotated[
         str | None, typer.Argument(metavar="DEST", help="Path of the copy; without it, one below the cache folder.")
     ] = None,
-    cache_dir: Annotated[
-        str, typer.Option("--cache-dir", envvar="UC_STAGE_CACHE_DIR", metavar="DIR", help="Cache folder of this node.")
-    ] = DEFAULT_CACHE_DIR,
+    cache_dir: CacheDir = DEFAULT_CACHE_DIR,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", envvar="UC_STAGE_JOBS", metavar="N", min=1, help="Reads at once.")
     ] = None,
     reserve: Annotated[
         str, typer.Option("--reserve", envvar="UC_STAGE_RESERVE", metavar="SIZE", help="Space to leave free.")
     ] = "0",
+    headroom: Annotated[
+        str,
+        typer.Option(
+            "--headroom",
+            envvar="UC_STAGE_HEADROOM",
+            metavar="SIZE|FACTOR",
+            help="What a loader will write beside the copy: 20GB, or 1.8x its size.",
+        ),
+    ] = "0",
+    max_size: Annotated[
+        str | None,
+        typer.Option(
+            "--max-size",
+            envvar="UC_STAGE_MAX_SIZE",
+            metavar="SIZE",
+            help="Most bytes of all copies in the cache folder.",
+        ),
+    ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -85,9 +103,11 @@ def cache(
     """Copies an export or a folder to this node's disk, verified, once for all its processes.
 
     Prints the path of the copy, which is there whole or not at all. A copy that is there already is left as it is.
+    Where there is no room, the least recently used copies that no live process holds are removed.
     """
     from uc_stage import caching
 
+    headroom_bytes, headroom_factor = parse_headroom(headroom, "--headroom")
     request = CacheRequest(
         source=source,
         dest=dest,
@@ -97,6 +117,10 @@ def cache(
         timeout=timeout,
         check=check,
         force=force,
+        headroom=headroom_bytes,
+        headroom_factor=headroom_factor,
+        max_size=None if max_size is None else parse_size(max_size, "--max-size"),
+        holder="caller",
     )
     if dry_run and not check:
         return output.show("cache", caching.plan(request), json=json)
@@ -110,13 +134,20 @@ def cache(
     epilog=codes.epilog("uc-stage inspect /Volumes/main/sales/train/orders --verify", 10, 12, 13, 15, 16),
 )
 def inspect(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A table, an export, a copy, a folder or a file.")],
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TARGET]",
+            help="A table, an export, a copy, a folder or a file; without it, the copies of this node.",
+        ),
+    ] = None,
     verify: Annotated[
         bool,
         typer.Option(
             "--verify", envvar="UC_STAGE_VERIFY", help="Read every file and compare it with its recorded hash."
         ),
     ] = False,
+    cache_dir: CacheDir = DEFAULT_CACHE_DIR,
     version: Version = None,
     timestamp: Timestamp = None,
     remote: Remote = None,
@@ -124,13 +155,83 @@ def inspect(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> int:
-    """Shows what a table, an export, a copy, a folder or a file is and holds, and whether it is whole and fresh."""
+    """Shows what a table, an export, a copy, a folder or a file is and holds, and whether it is whole and fresh.
+
+    Without TARGET, lists the copies of this node: of what, how old, who uses them, and what room they leave.
+    """
     from uc_stage import inspection
 
+    if target is None:
+        if verify or version is not None or timestamp is not None:
+            raise InvalidRequest("`--verify`, `--version` and `--timestamp` need a TARGET", hint="name what to look at")
+        return output.show("inspect", inspection.list_copies(cache_dir), json=json, quiet=quiet)
     request = InspectRequest(target=target, verify=verify, version=version, timestamp=timestamp, remote=remote)
     with shown(quiet=quiet) as progress:
         report = inspection.run(request, progress)
     return output.show("inspect", report, json=json, quiet=quiet)
+
+
+@app.command(
+    short_help="Remove copies from this node's disk",
+    epilog=codes.epilog("uc-stage prune --older-than 7d --max-size 500GB", 10, 11, 13),
+)
+def prune(
+    context: typer.Context,
+    copies: Annotated[
+        list[str] | None, typer.Argument(metavar="[COPY]...", help="Paths of copies, as `uc-stage inspect` lists them.")
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            envvar="UC_STAGE_OLDER_THAN",
+            metavar="AGE",
+            help="Remove what nobody used for so long: 12h, 7d, 2w.",
+        ),
+    ] = None,
+    max_size: Annotated[
+        str | None,
+        typer.Option(
+            "--max-size",
+            envvar="UC_STAGE_MAX_SIZE",
+            metavar="SIZE",
+            help="Remove the least recently used until the rest is no larger.",
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--source", envvar="UC_STAGE_SOURCE", metavar="SOURCE", help="Copies of this one only."),
+    ] = None,
+    cache_dir: CacheDir = DEFAULT_CACHE_DIR,
+    dry_run: DryRun = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    """Removes copies that no live process uses, and prints their paths.
+
+    Without a path and a condition, only what is left of runs that were killed. Nothing without uc-stage's own marker
+    is ever removed.
+    """
+    from uc_stage import pruning
+
+    if copies:
+        # The environment's bounds are for the runs that name nothing.
+        older_than = older_than if _typed(context, "older_than") else None
+        max_size = max_size if _typed(context, "max_size") else None
+        source = source if _typed(context, "source") else None
+    request = PruneRequest(
+        paths=tuple(copies or ()),
+        cache_dir=cache_dir,
+        older_than=None if older_than is None else parse_age(older_than, "--older-than"),
+        max_size=None if max_size is None else parse_size(max_size, "--max-size"),
+        source=source,
+    )
+    if dry_run:
+        return output.show("prune", pruning.plan(request), json=json)
+    with shown(quiet=quiet) as progress:
+        report = pruning.run(request, progress)
+    return output.show("prune", report, json=json, quiet=quiet)
 
 
 @app.command(
@@ -219,3 +320,9 @@ def demo(
     from uc_stage.cli import demo as demonstration
 
     return demonstration.run(parse_size(size, "--size"), quiet=quiet)
+
+
+def _typed(context: typer.Context, name: str) -> bool:
+    """Whether an option stands on the command line, rather than in the environment."""
+    found = context.get_parameter_source(name)
+    return found is not None and found.name == "COMMANDLINE"

@@ -36,6 +36,10 @@ Remote = Annotated[
         help="Spark Connect server, such as sc://host:15002.",
     ),
 ]
+CacheDir = Annotated[
+    str,
+    typer.Option("--cache-dir", envvar="UC_STAGE_CACHE_DIR", metavar="DIR", help="Cache folder of this node."),
+]
 Version = Annotated[
     int | None,
     typer.Option(

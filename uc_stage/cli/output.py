@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from uc_stage import __version__
+from uc_stage.cli import copies
 from uc_stage.cli.text import amount, duration, printable, size
 from uc_stage.errors import StageError, VerificationFailed
 from uc_stage.model import (
     BenchReport,
     CachePlan,
     CacheReport,
+    CopiesReport,
     ExportPlan,
     ExportReport,
     InspectReport,
     Measurement,
     PlannedSplit,
+    PrunePlan,
+    PruneReport,
     Requirement,
     Spread,
 )
@@ -32,7 +36,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SCHEMA_VERSION = 1
-Report = ExportPlan | ExportReport | CachePlan | CacheReport | InspectReport | BenchReport
+Report = (
+    ExportPlan
+    | ExportReport
+    | CachePlan
+    | CacheReport
+    | InspectReport
+    | CopiesReport
+    | PrunePlan
+    | PruneReport
+    | BenchReport
+)
 
 NOT_FRESH = 17
 BELOW_REQUIREMENT = 20
@@ -127,7 +141,7 @@ def _print_json(command: str | None, status: str, data: Any, errors: list[dict[s
 def _verdict(report: Report) -> tuple[str, dict[str, Any] | None]:
     """The status of a report, and the error that it amounts to although the command itself went well."""
     match report:
-        case ExportPlan() | CachePlan():
+        case ExportPlan() | CachePlan() | PrunePlan():
             return "planned", None
         case CacheReport(status="checked", state=state) if state != "fresh":
             return "failed", {
@@ -156,7 +170,7 @@ def _verdict(report: Report) -> tuple[str, dict[str, Any] | None]:
                 hint=f"uc-stage inspect {measurements[-1].target} --verify",
             )
             return "failed", describe(unread)
-        case ExportReport(status=status) | CacheReport(status=status):
+        case ExportReport(status=status) | CacheReport(status=status) | PruneReport(status=status):
             return status, None
     return "done", None
 
@@ -166,7 +180,7 @@ def _render(report: Report, *, quiet: bool) -> None:
         case ExportPlan():
             _pairs(_export_plan(report))
         case CachePlan():
-            _pairs(_cache_plan(report))
+            _pairs(copies.cache_plan(report))
         case ExportReport():
             print(report.dest)
             _say(_export_words(report), quiet=quiet)
@@ -175,9 +189,16 @@ def _render(report: Report, *, quiet: bool) -> None:
             _say(f"{report.path}: {report.reason}" if report.reason else report.path, quiet=quiet)
         case CacheReport():
             print(report.path)
-            _say(_cache_words(report), quiet=quiet)
+            _say(copies.cache_words(report), quiet=quiet)
         case InspectReport():
             _inspect(report)
+        case CopiesReport():
+            _copies(report)
+        case PrunePlan():
+            for line in copies.prune_plan(report):
+                print(printable(line))
+        case PruneReport():
+            _prune(report, quiet=quiet)
         case BenchReport():
             _bench(report, quiet=quiet)
 
@@ -199,18 +220,6 @@ def _export_words(report: ExportReport) -> str:
         return f"unchanged: {report.dest} holds {origin}: {what}"
     engine = f"{report.engine} engine ({report.engine_reason})"
     return f"exported {origin}: {what} in {duration(report.seconds)} by the {engine}"
-
-
-def _cache_words(report: CacheReport) -> str:
-    what = f"{amount(report.files, 'files')} ({size(report.bytes)})"
-    if report.status == "unchanged":
-        return f"unchanged: the copy of {report.source} is whole: {what}"
-    words = f"copied {report.source}: {what} in {duration(report.seconds)}"
-    if report.seconds:
-        words += f", {size(report.bytes_copied / report.seconds)}/s"
-    if report.bytes_reused:
-        words += f"; {size(report.bytes_reused)} were there already, and verified"
-    return words
 
 
 def _export_plan(plan: ExportPlan) -> list[tuple[str, str]]:
@@ -255,16 +264,19 @@ def _planned_split(split: PlannedSplit, plan: ExportPlan) -> str:
     return words + (f"; {amount(split.dropped, 'rows')} left out" if split.dropped else "")
 
 
-def _cache_plan(plan: CachePlan) -> list[tuple[str, str]]:
-    return [
-        ("copy", plan.path),
-        ("state", plan.state + (f": {plan.reason}" if plan.reason else "")),
-        ("source", plan.source),
-        ("files", f"{len(plan.files):,}"),
-        ("size", size(plan.bytes)),
-        ("to copy", size(plan.bytes_to_copy)),
-        ("free there", size(plan.bytes_free)),
-    ]
+def _copies(report: CopiesReport) -> None:
+    for copy in report.copies:
+        _pairs(copies.listed(copy))
+        print()
+    print(printable(copies.room(report)))
+
+
+def _prune(report: PruneReport, *, quiet: bool) -> None:
+    for path in report.removed:
+        print(path)
+    for kept in report.kept:
+        _say(f"kept {kept.path}: {kept.reason}", quiet=quiet)
+    _say(f"removed {copies.together(len(report.removed), report.bytes)}", quiet=quiet)
 
 
 def _pairs(rows: Sequence[tuple[str, str]]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from uc_stage.errors import InvalidRequest, NotFound
 from uc_stage.inspection import freshness, wholeness
+from uc_stage.inspection.copies import run as list_copies
 from uc_stage.inspection.verify import Check, verify
 from uc_stage.model import ExportRequest, InspectReport, Layout, Spread, TableRef
 from uc_stage.parquet import Footer, has_magic, is_parquet_name, read_footer, read_footers
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from uc_stage.inspection.freshness import Freshness
     from uc_stage.model import InspectRequest, Problem, Snapshot
     from uc_stage.progress import Progress
+
+__all__ = ["list_copies", "run"]
 
 # `catalog.schema.table`
 _NAME_DOTS = 2

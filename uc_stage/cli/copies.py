@@ -1,0 +1,86 @@
+"""The words for copies: what `cache` did or would do, what there is, and what `prune` would remove."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from uc_stage.cli.text import amount, duration, size
+
+if TYPE_CHECKING:
+    from uc_stage.model import CachedCopy, CachePlan, CacheReport, CopiesReport, Holder, PrunePlan
+
+
+def cache_words(report: CacheReport) -> str:
+    """What `cache` did."""
+    where = ", in memory" if report.in_memory else ""
+    what = f"{amount(report.files, 'files')} ({size(report.bytes)})"
+    if report.status == "unchanged":
+        return f"unchanged: the copy of {report.source} is whole: {what}{where}"
+    words = f"copied {report.source}: {what} in {duration(report.seconds)}"
+    if report.seconds:
+        words += f", {size(report.bytes_copied / report.seconds)}/s"
+    if report.bytes_reused:
+        words += f"; {size(report.bytes_reused)} were there already, and verified"
+    return words + where
+
+
+def cache_plan(plan: CachePlan) -> list[tuple[str, str]]:
+    """What `cache` would do, as names and values."""
+    return [
+        ("copy", plan.path),
+        ("state", plan.state + (f": {plan.reason}" if plan.reason else "")),
+        ("source", plan.source),
+        ("files", f"{len(plan.files):,}"),
+        ("size", size(plan.bytes)),
+        ("to copy", size(plan.bytes_to_copy)),
+        ("needed", size(plan.bytes_needed)),
+        ("free there", size(plan.bytes_free) + (" of memory" if plan.in_memory else "")),
+        *(("evict", _line(copy)) for copy in plan.evictions),
+        *((("lacking", f"{size(plan.bytes_lacking)}, which no copy can make"),) if plan.bytes_lacking else ()),
+    ]
+
+
+def listed(copy: CachedCopy) -> list[tuple[str, str]]:
+    """One copy, as names and values."""
+    version = f" (version {copy.version})" if copy.version is not None else ""
+    return [
+        ("partial copy" if copy.kind == "partial" else "copy", copy.path),
+        ("  source", copy.source or "unknown: its record is damaged"),
+        ("  generation", (copy.generation or "unknown") + version),
+        ("  files", f"{copy.files:,}, {size(copy.bytes)}"),
+        ("  last use", f"{duration(copy.idle_seconds)} ago, {copy.used_at}"),
+        ("  held by", ", ".join(_holder(holder) for holder in copy.holders) or "nobody"),
+    ]
+
+
+def room(report: CopiesReport) -> str:
+    """What all copies take, and leave."""
+    free = f"{size(report.bytes_free)}{' of memory' if report.in_memory else ''} free"
+    return f"{report.cache_dir}: {together(len(report.copies), report.bytes)}, {free}"
+
+
+def prune_plan(plan: PrunePlan) -> list[str]:
+    """What `prune` would do, line by line."""
+    return [
+        *(_line(copy) for copy in plan.copies),
+        *(f"{kept.path}, stays: {kept.reason}" for kept in plan.kept),
+        f"would remove {together(len(plan.copies), plan.bytes)}",
+    ]
+
+
+def together(count: int, total: int) -> str:
+    """How many copies, of how many bytes together."""
+    return f"{count:,} {'copy' if count == 1 else 'copies'} ({size(total)})" if count else "no copies"
+
+
+def _line(copy: CachedCopy) -> str:
+    words = [copy.path, size(copy.bytes), f"last used {duration(copy.idle_seconds)} ago"]
+    if copy.kind == "partial":
+        words.insert(1, "partial")
+    return ", ".join(words)
+
+
+def _holder(holder: Holder) -> str:
+    if holder.pid is None:
+        return "a process that is not to be seen"
+    return f"{holder.pid} ({holder.command})" if holder.command else str(holder.pid)
