@@ -14,6 +14,8 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _JOIN_SECONDS = 5.0
+# So often it is asked which threads hang.
+_WATCH_SECONDS = 0.2
 
 
 def join(threads: Iterable[threading.Thread], deadline: float | None = None) -> bool:
@@ -57,24 +59,35 @@ class Crew:
         self.stopped = threading.Event()
         self.ended = False
         self._failure: BaseException | None = None
+        self._count = 0
 
-    def run(self, work: Callable[[], None], jobs: int) -> None:
-        """Runs `work` in `jobs` threads to its end; the first error of one stops all and is raised here."""
-        threads = [
-            threading.Thread(target=self._guarded, args=(work,), name=f"uc-stage-{number}", daemon=True)
-            for number in range(jobs)
-        ]
+    def run(self, work: Callable[[], None], jobs: int, hung: Callable[[], Sequence[threading.Thread]] = tuple) -> None:
+        """Runs `work` in `jobs` threads to its end; the first error of one stops all and is raised here.
+
+        `hung` is asked now and then which threads nobody should wait for any more: others take their places.
+        """
+        threads = [self._thread(work) for _ in range(jobs)]
+        lost: set[threading.Thread] = set()
         try:
             for thread in threads:
                 thread.start()
+            # The list grows meanwhile.
             for thread in threads:
-                while thread.is_alive() and not self.stopped.is_set():
-                    thread.join(0.2)
+                while thread.is_alive() and thread not in lost and not self.stopped.is_set():
+                    thread.join(_WATCH_SECONDS)
+                    for found in hung():
+                        lost.add(found)
+                        threads.append(self._thread(work))
+                        threads[-1].start()
         finally:
             self.stopped.set()
-            self.ended = join(threads)
+            self.ended = join([thread for thread in threads if thread not in lost])
         if self._failure is not None:
             raise self._failure
+
+    def _thread(self, work: Callable[[], None]) -> threading.Thread:
+        self._count += 1
+        return threading.Thread(target=self._guarded, args=(work,), name=f"uc-stage-{self._count}", daemon=True)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:

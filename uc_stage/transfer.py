@@ -1,21 +1,27 @@
 """The copy of many files by many threads: ranges of large files and whole small ones from one queue.
 
-Each file is hashed as its bytes pass, and checked before it is handed over for its name. Memory is bounded by one
-buffer of `RANGE_BYTES` a thread, and `_SPARE_BUFFERS` more.
+Each file is hashed as its bytes pass, and checked before it is handed over for its name. Large
+files are written past the page cache: pages cost more time than their bytes, and push out what is read again. Memory is
+bounded by `_BUFFERS` of `RANGE_BYTES`, and a small buffer a thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import random
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from uc_stage.buffers import Buffers
 from uc_stage.crew import Crew
 from uc_stage.errors import NotFound, Unavailable, VerificationFailed
 from uc_stage.model import CopyFile
-from uc_stage.storage import sync, translated
+from uc_stage.pace import Pace
+from uc_stage.storage import go_direct, sync, translated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,15 +31,23 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-DEFAULT_JOBS = 48
+DEFAULT_JOBS = 96
+DEFAULT_RETRIES = 4
+DEFAULT_TIMEOUT = 60.0
 RANGE_BYTES = 4 * 1024**2
 
-# Ranges that came before their turn to be hashed wait in these; what finds none is read back from the local file.
-_SPARE_BUFFERS = 16
+# Ranges that are read, and those that came before their turn to be hashed, are in these.
+_BUFFERS = 56
 # So many files are fetched in ranges at once: few, since a run that is killed loses those that are not whole yet.
 _FILES_AT_ONCE = 8
-# What one thread waits before each further try of a read that failed; more than that is an outage.
+# Smaller files are written through the page cache: passing it has costs of its own for each.
+_DIRECT_BYTES = 1024**2
+# Writes past the page cache are of whole blocks; no disk has larger ones.
+_BLOCK_BYTES = 4096
+# What one thread waits before each further try of a read that failed, give or take a half; the last one stays.
 _RETRY_SECONDS = (0.1, 0.5, 2.0, 5.0)
+# So soon a thread that waits for work looks up, whatever it was told.
+_WAIT_SECONDS = 0.2
 _MAGIC = b"PAR1"
 # A footer's length, in four bytes, and the magic bytes.
 _TAIL_BYTES = 8
@@ -56,17 +70,27 @@ def split(size: int, step: int) -> Iterator[tuple[int, int]]:
         yield offset, min(step, size - offset)
 
 
-def copy_files(folder: Folder, files: Sequence[CopyFile], sink: Sink, jobs: int, progress: Progress) -> list[CopyFile]:
+def copy_files(
+    folder: Folder,
+    files: Sequence[CopyFile],
+    sink: Sink,
+    jobs: int,
+    progress: Progress,
+    *,
+    retries: int = DEFAULT_RETRIES,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> list[CopyFile]:
     """Copies files of a folder into a sink and gives them with the time and the hash that each copy has.
 
-    A file's own `mtime_ns` and `xxh3_128`, where it has them, are what the source must show.
+    A file's own `mtime_ns` and `xxh3_128`, where it has them, are what the source must show. A read that fails, or
+    takes longer than `timeout` seconds, is tried again up to `retries` times.
 
     Raises:
         VerificationFailed: a file that changed since it was listed or while it was read, or whose bytes are not what
             the manifest says, or no whole Parquet file, also when fetched again. NotFound: one that is gone.
         Unavailable: a read that failed, again and again. NoSpace, AccessDenied: at once.
     """
-    return _Transfer(folder, sink, progress).run(files, jobs)
+    return _Transfer(folder, sink, progress, retries, timeout).run(files, jobs)
 
 
 def hash_files(folder: str, files: Sequence[CopyFile], jobs: int, progress: Progress) -> list[CopyFile]:
@@ -110,9 +134,11 @@ class _File:
     def __init__(self, asked: CopyFile) -> None:
         self.asked = asked
         self.parts: deque[tuple[int, int]] = deque()
+        self.hangs = 0
         self.lock = threading.Lock()
         self.temporary: str | None = None
         self.descriptor = -1
+        self.direct = -1
         self.mtime_ns = asked.mtime_ns
         self.again = False
         self.restart()
@@ -126,38 +152,53 @@ class _File:
         self.hashed = 0
         self.hashing = False
         # By offset, the length of a range that came, and the buffer that holds it.
-        self.arrived: dict[int, tuple[int, memoryview | None]] = {}
+        self.arrived: dict[int, tuple[int, memoryview]] = {}
 
+    def create(self, temporary: str) -> None:
+        """Makes the local file, with room for all of it."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        self.descriptor = os.open(temporary, flags, 0o644)
+        self.temporary = temporary
+        if self.asked.bytes:
+            os.posix_fallocate(self.descriptor, 0, self.asked.bytes)
+        if self.asked.bytes >= _DIRECT_BYTES:
+            direct = os.open(temporary, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            if go_direct(direct, on=True):
+                self.direct = direct
+            else:
+                os.close(direct)
 
-class _Buffers:
-    """At most `limit` buffers of one size; their pages cost memory once they are written to."""
+    def write(self, view: memoryview, offset: int) -> None:
+        """Writes a range: whole blocks past the page cache, and what is left, or refused so, through it."""
+        done = 0
+        if self.direct >= 0:
+            whole = len(view) // _BLOCK_BYTES * _BLOCK_BYTES
+            try:
+                while done < whole:
+                    done += os.pwrite(self.direct, view[done:whole], offset + done)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        while done < len(view):
+            done += os.pwrite(self.descriptor, view[done:], offset + done)
 
-    def __init__(self, size: int, limit: int) -> None:
-        self._size, self._left = size, limit
-        self._idle: list[memoryview] = []
-        self._lock = threading.Lock()
-
-    def take(self) -> memoryview | None:
-        """A buffer, or None where all are in use."""
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-            if self._left == 0:
-                return None
-            self._left -= 1
-        return memoryview(bytearray(self._size))
-
-    def give(self, buffer: memoryview) -> None:
-        """Takes a buffer back."""
-        with self._lock:
-            self._idle.append(buffer)
+    def close(self) -> None:
+        """Closes the local file."""
+        for descriptor in (self.descriptor, self.direct):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.descriptor = self.direct = -1
 
 
 class _Transfer:
-    def __init__(self, folder: Folder, sink: Sink, progress: Progress) -> None:
+    def __init__(self, folder: Folder, sink: Sink, progress: Progress, retries: int, timeout: float) -> None:
         self._folder, self._sink, self._progress = folder, sink, progress
+        self._retries, self._timeout = retries, timeout
         self._crew = Crew()
-        self._lock = threading.Lock()
+        # Guards all that follows it, and tells of what came free.
+        self._ready = threading.Condition()
+        self._reading = 0
+        self._readers: set[_Reader] = set()
         self._begun: deque[_File] = deque()
         self._under_way: set[_File] = set()
         self._copied: list[CopyFile] = []
@@ -166,104 +207,126 @@ class _Transfer:
         # The largest first: what is left at the end should be small.
         ordered = sorted(files, key=lambda file: -file.bytes)
         self._files = map(_File, ordered)
-        ranges = sum(-(-file.bytes // RANGE_BYTES) or 1 for file in ordered)
-        jobs = min(jobs, ranges)
-        largest = ordered[0].bytes if ordered else 0
-        self._buffers = _Buffers(min(RANGE_BYTES, largest), jobs + _SPARE_BUFFERS)
+        self._more = bool(ordered)
+        jobs = min(jobs, sum(-(-file.bytes // RANGE_BYTES) or 1 for file in ordered))
+        self._pace = Pace(max(1, jobs), time.monotonic())
+        self._buffers = Buffers(RANGE_BYTES, _BUFFERS)
         try:
-            self._crew.run(self._work, jobs)
+            self._crew.run(self._work, jobs, self._hung)
         finally:
             for state in self._under_way:
                 self._abandon(state)
         return self._copied
 
     def _work(self) -> None:
-        reader = _Reader(self._folder, self._crew.stopped)
-        buffer = self._buffers.take()
-        assert buffer is not None
-        state: _File | None = None
+        reader = _Reader(self._folder, self._crew.stopped, self._ready, self._retries)
+        with self._ready:
+            self._readers.add(reader)
         try:
-            while not self._crew.stopped.is_set() and (task := self._next(state)):
-                state = task[0]
-                buffer = self._carry(reader, buffer, *task)
+            while task := self._next(reader):
+                self._carry(reader, *task)
+        except _HungError:
+            # Another thread has its place and its range; nobody else knows of its buffer.
+            return
         finally:
             reader.close()
+            with self._ready:
+                self._readers.discard(reader)
+                self._ready.notify_all()
 
-    def _next(self, last: _File | None) -> tuple[_File, int, int] | None:
-        """The next range: of the file that the thread has open, else of a new one, else of those that others are at."""
-        with self._lock:
-            state = last
-            if state is None or state not in self._begun:
-                state = next(self._files, None) if len(self._begun) < _FILES_AT_ONCE else None
-                if state is not None:
-                    self._under_way.add(state)
-                    self._begun.append(state)
-                elif self._begun:
-                    self._begun.rotate()
-                    state = self._begun[0]
-                else:
-                    return None
-            offset, length = state.parts.popleft()
-            if not state.parts:
-                self._begun.remove(state)
-            return state, offset, length
+    def _next(self, reader: _Reader) -> tuple[_File, int, int, memoryview] | None:
+        """The next range and a buffer for it, once the pace allows it; None where there is none any more."""
+        with self._ready:
+            while not self._crew.stopped.is_set() and (self._begun or self._more):
+                if self._reading < self._pace.limit and (state := self._choose(reader.state)):
+                    offset, length = state.parts[0]
+                    # Ranges get their buffers in the order in which they are hashed: the first is never without.
+                    if (buffer := self._buffers.take(length)) is not None:
+                        state.parts.popleft()
+                        if not state.parts:
+                            self._begun.remove(state)
+                        self._reading += 1
+                        reader.take_up(state, offset, length, buffer)
+                        return state, offset, length, buffer
+                self._ready.wait(_WAIT_SECONDS)
+        return None
 
-    def _carry(self, reader: _Reader, buffer: memoryview, state: _File, offset: int, length: int) -> memoryview:
-        """Brings one range to the local file, and the file to its end where this was what it lacked.
+    def _choose(self, last: _File | None) -> _File | None:
+        """The file that the thread has open, else a new one, else one that others are at."""
+        if last is not None and last in self._begun:
+            return last
+        if self._more and len(self._begun) < _FILES_AT_ONCE:
+            if (state := next(self._files, None)) is not None:
+                self._under_way.add(state)
+                self._begun.append(state)
+                return state
+            self._more = False
+        if not self._begun:
+            return None
+        self._begun.rotate()
+        return self._begun[0]
 
-        Gives the buffer for the next range: another one, where this one's bytes wait for their turn to be hashed.
-        """
-        reader.turn_to(state.asked.path)
-        with state.lock:
-            if state.temporary is None:
-                self._begin(reader, state)
+    def _carry(self, reader: _Reader, state: _File, offset: int, length: int, buffer: memoryview) -> None:
+        """Brings one range to the local file, and the file to its end where this was what it lacked."""
         view = buffer[:length]
-        if reader.read(view, offset) < length:
+        began = time.monotonic()
+        try:
+            told = reader.told()
+            with state.lock:
+                self._begin(state, told)
+            got = reader.read(view, offset)
+        finally:
+            self._count(reader, length, time.monotonic() - began)
+        if got < length:
             raise VerificationFailed(
                 f"`{self._whole(state)}` is shorter than its listed {state.asked.bytes} bytes",
                 hint="the source changed or is damaged: run `cache` again, or export the table again",
             )
         with translated(self._whole(state)):
-            done = 0
-            while done < length:
-                done += os.pwrite(state.descriptor, view[done:], offset + done)
+            state.write(view, offset)
         self._progress.advance(length)
         with state.lock:
             if state.hashing or state.hashed != offset:
-                spare = self._buffers.take()
-                state.arrived[offset] = length, buffer if spare else None
-                return spare or buffer
+                state.arrived[offset] = length, buffer
+                return
             state.hashing = True
         if self._hash(state, buffer, length):
             self._finish(reader, state)
-        return buffer
 
-    def _begin(self, reader: _Reader, state: _File) -> None:
-        """Makes room for the file, once the source shows the size and the time that it was listed with."""
-        if (told := reader.told()) is not None:
-            self._refuse_change(state, told, "since it was listed")
+    def _count(self, reader: _Reader, length: int, seconds: float) -> None:
+        """Ends the read that the pace knows of."""
+        with self._ready:
+            if reader.counted:
+                reader.counted = False
+                self._reading -= 1
+                now, limit = time.monotonic(), self._pace.limit
+                if reader.failed:
+                    reader.failed = False
+                    self._pace.failed(now)
+                else:
+                    self._pace.done(length, seconds, now)
+                self._ready.notify(1 + max(0, self._pace.limit - limit))
+
+    def _begin(self, state: _File, told: Entry | None) -> None:
+        """Refuses a file that shows another size or time than it was listed with, and makes room for a good one."""
+        if told is not None:
+            when = "since it was listed" if state.temporary is None else "while it was read"
+            self._refuse_change(state, told, when)
             state.mtime_ns = told.mtime_ns
-        temporary = self._sink.temporary()
-        with translated(self._whole(state)):
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-            state.descriptor = os.open(temporary, flags, 0o644)
-            state.temporary = temporary
-            if state.asked.bytes:
-                os.posix_fallocate(state.descriptor, 0, state.asked.bytes)
+        if state.temporary is None:
+            with translated(self._whole(state)):
+                state.create(self._sink.temporary())
 
     def _hash(self, state: _File, buffer: memoryview, length: int) -> bool:
         """Hashes the range in the buffer, and those after it that came before it; says if that was the file's end.
 
         One thread at a time hashes a file.
         """
-        parked: memoryview | None = buffer
         while True:
-            if parked is None:
-                with translated(self._whole(state)):
-                    os.preadv(state.descriptor, [buffer[:length]], state.hashed)
-            state.hasher.update((parked or buffer)[:length])
-            if parked is not None and parked is not buffer:
-                self._buffers.give(parked)
+            state.hasher.update(buffer[:length])
+            with self._ready:
+                self._buffers.give(buffer)
+                self._ready.notify()
             with state.lock:
                 state.hashed += length
                 if state.hashed == state.asked.bytes:
@@ -271,12 +334,14 @@ class _Transfer:
                 if state.hashed not in state.arrived:
                     state.hashing = False
                     return False
-                length, parked = state.arrived.pop(state.hashed)
+                length, buffer = state.arrived.pop(state.hashed)
 
     def _finish(self, reader: _Reader, state: _File) -> None:
         """Checks a file that came whole, and hands it over for its name."""
         digest = state.hasher.hexdigest()
         whole = self._whole(state)
+        # What hangs from here on is done again as if the file had one more range, of no bytes.
+        reader.take_up(state, state.asked.bytes, 0, None)
         if problem := self._lack(state, digest):
             # Not for this run alone: what the kernel keeps would fail the next one, too.
             reader.forget()
@@ -289,8 +354,9 @@ class _Transfer:
             self._progress.advance(-state.asked.bytes)
             state.again = True
             state.restart()
-            with self._lock:
+            with self._ready:
                 self._begun.append(state)
+                self._ready.notify_all()
             return
         if state.asked.xxh3_128 is None:
             # Nothing else would tell that the source changed between two reads.
@@ -301,13 +367,42 @@ class _Transfer:
                 os.utime(state.descriptor, ns=(state.mtime_ns, state.mtime_ns))
             sync(state.descriptor)
             mtime_ns = os.fstat(state.descriptor).st_mtime_ns
-            os.close(state.descriptor)
-        state.descriptor = -1
+            state.close()
         file = CopyFile(state.asked.path, state.asked.bytes, mtime_ns, digest)
         self._sink.accept(state.temporary, file)
-        with self._lock:
+        with self._ready:
             self._under_way.discard(state)
             self._copied.append(file)
+
+    def _hung(self) -> list[threading.Thread]:
+        """The threads whose read has not come back in time; another thread is to do again what they were at.
+
+        Raises:
+            Unavailable: a file whose reads hang again and again.
+        """
+        found: list[threading.Thread] = []
+        with self._ready:
+            for reader in [reader for reader in self._readers if reader.hangs(self._timeout)]:
+                state, offset, length, buffer = reader.lose()
+                state.hangs += 1
+                if state.hangs > self._retries:
+                    raise Unavailable(
+                        f"`{self._whole(state)}` did not answer within {self._timeout:g} s, {state.hangs} times",
+                        hint="check the mount or the connection, or give it more time with `--read-timeout`",
+                    )
+                self._readers.discard(reader)
+                found.append(reader.thread)
+                if buffer is not None:
+                    self._buffers.replace(buffer)
+                if reader.counted:
+                    self._reading -= 1
+                    self._pace.failed(time.monotonic())
+                state.parts.appendleft((offset, length))
+                if state not in self._begun:
+                    self._begun.append(state)
+            if found:
+                self._ready.notify_all()
+        return found
 
     def _lack(self, state: _File, digest: str) -> str | None:
         """What is wrong with the bytes that came, for a message; None where they are good."""
@@ -333,8 +428,8 @@ class _Transfer:
         if state.temporary is None:
             return
         # A descriptor that a hung thread may still write to must not become another file's.
-        if self._crew.ended and state.descriptor >= 0:
-            os.close(state.descriptor)
+        if self._crew.ended:
+            state.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(state.temporary)
 
@@ -342,19 +437,42 @@ class _Transfer:
         return self._folder.locate(state.asked.path)
 
 
-class _Reader:
-    """One thread's way to the source: it holds the file that it read last open, and tries again what may pass."""
+class _HungError(Exception):
+    """A read came back after another thread was set at it."""
 
-    def __init__(self, folder: Folder, stopped: threading.Event) -> None:
-        self._folder, self._stopped = folder, stopped
+
+class _Reader:
+    """One thread's way to the source: it holds the file that it read last open, and tries again what may pass.
+
+    `ready` guards what it is at, and since when.
+    """
+
+    def __init__(self, folder: Folder, stopped: threading.Event, ready: threading.Condition, retries: int) -> None:
+        self._folder, self._stopped, self._ready, self._retries = folder, stopped, ready, retries
+        self.thread = threading.current_thread()
+        self.state: _File | None = None
+        self.counted = self.failed = False
+        self._task: tuple[_File, int, int, memoryview | None] | None = None
+        self._asked_at: float | None = None
+        self._lost = False
         self._path = ""
         self._ranges: Ranges | None = None
 
-    def turn_to(self, path: str) -> None:
-        """Makes `path` the file that is read."""
-        if path != self._path:
-            self.close()
-            self._path = path
+    def take_up(self, state: _File, offset: int, length: int, buffer: memoryview | None) -> None:
+        """Notes what the thread is at; a range that comes with a buffer is one that the pace counts."""
+        self._task = state, offset, length, buffer
+        self.state = state
+        self.counted = buffer is not None
+
+    def hangs(self, timeout: float) -> bool:
+        """Whether a read takes longer than that."""
+        return self._asked_at is not None and time.monotonic() - self._asked_at > timeout
+
+    def lose(self) -> tuple[_File, int, int, memoryview | None]:
+        """Tells what the thread is at, which it is never to go on with."""
+        assert self._task is not None
+        self._lost, self._asked_at = True, None
+        return self._task
 
     def told(self) -> Entry | None:
         """Size and time of the file as its opening told them, if it did."""
@@ -376,7 +494,7 @@ class _Reader:
 
     def forget(self) -> None:
         """Makes the next read ask the storage."""
-        self._open().forget()
+        self._persist(lambda: self._open().forget())
         self.close()
 
     def close(self) -> None:
@@ -386,21 +504,44 @@ class _Reader:
             self._ranges = None
 
     def _open(self) -> Ranges:
+        assert self.state is not None
+        if self.state.asked.path != self._path:
+            self.close()
+            self._path = self.state.asked.path
         if self._ranges is None:
-            self._ranges = self._folder.ranges(self._path)
+            self._ranges = self._folder.ranges(self._path, once=True)
         return self._ranges
 
     def _persist(self, act: Callable[[], _T]) -> _T:
         """Does it, and again after a pause where the storage failed; a stop of the whole ends the pauses."""
-        for seconds in _RETRY_SECONDS:
+        for count in range(self._retries):
             try:
-                return act()
+                return self._ask(act)
             except Unavailable:  # noqa: PERF203 - a read costs a thousand times more
+                self.failed = True
                 # A handle may be what is broken (ESTALE, a lost connection).
                 self.close()
+                # Not all threads at the same moment again.
+                seconds = _RETRY_SECONDS[min(count, len(_RETRY_SECONDS) - 1)] * random.uniform(0.5, 1.5)  # noqa: S311
                 if self._stopped.wait(seconds):
                     raise
-        return act()
+        return self._ask(act)
+
+    def _ask(self, act: Callable[[], _T]) -> _T:
+        """Does it, and notes that it is under way.
+
+        Raises:
+            _HungError: it took so long that another thread does it again.
+        """
+        with self._ready:
+            self._asked_at = time.monotonic()
+        try:
+            return act()
+        finally:
+            with self._ready:
+                self._asked_at = None
+                if self._lost:
+                    raise _HungError
 
 
 def is_parquet(descriptor: int, size: int) -> bool:

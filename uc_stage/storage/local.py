@@ -239,25 +239,19 @@ class _LocalRanges:
         self._whole, self._descriptor = whole, descriptor
         found = os.fstat(descriptor)
         self.told: Entry | None = Entry(path, found.st_size, found.st_mtime_ns)
-        # A mount has no block device. What comes through one is worth no page of memory; a disk's pages may be there.
-        self._direct = once and os.major(found.st_dev) == 0 and go_direct(descriptor, on=True)
+        if once:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        # A mount has no block device; of a disk's pages, some may have been there before. Reads go through the page
+        # cache all the same: one that goes by it cannot even be killed while a mount does not answer.
+        self._drops = once and os.major(found.st_dev) == 0
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         done = 0
         with translated(self._whole):
-            while done < len(buffer):
-                try:
-                    got = os.preadv(self._descriptor, [buffer[done:]], offset + done)
-                except OSError as error:
-                    if error.errno != errno.EINVAL or not self._direct:
-                        raise
-                    # A file system that reads whole blocks alone, where this is no whole one.
-                    self._direct = False
-                    go_direct(self._descriptor, on=False)
-                    continue
-                if not got:
-                    break
+            while done < len(buffer) and (got := os.preadv(self._descriptor, [buffer[done:]], offset + done)):
                 done += got
+            if self._drops:
+                os.posix_fadvise(self._descriptor, offset, len(buffer), os.POSIX_FADV_DONTNEED)
         return done
 
     def forget(self) -> None:
