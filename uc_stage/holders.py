@@ -107,8 +107,10 @@ def alone(path: str) -> Iterator[bool]:
 
 def last_use(path: str) -> float:
     """When a copy was used last, in seconds since the epoch: by `cache`, or when it was made, or given up."""
+    with contextlib.suppress(OSError):
+        return os.stat(os.path.join(path, USED_PATH)).st_mtime
     found = []
-    for each in (USED_PATH, COPY_PATH, f"{FOLDER}/journal.jsonl"):
+    for each in (COPY_PATH, f"{FOLDER}/journal.jsonl"):
         with contextlib.suppress(OSError):
             found.append(os.stat(os.path.join(path, each)).st_mtime)
     return max(found, default=time.time())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from uc_stage.caching.places import root_of
 from uc_stage.caching.room import make_room, needed
 from uc_stage.caching.survey import copies_of, lack_of, record_at
-from uc_stage.errors import InvalidRequest
+from uc_stage.errors import InvalidRequest, NoSpace
 from uc_stage.manifest import CopyRecord
 from uc_stage.publish import CopyPublication, evict, foreign_file, is_marked, now, remove_copy
 from uc_stage.storage import open_folder, space_at
@@ -56,7 +56,12 @@ def make(current: CachePlan, place: Place, manifest: bytes | None, lock: Lock, p
     size = sum(file.bytes for file in missing)
     _sweep(request, place, current.source)
     need = needed(request, current.bytes, missing, space_at(place.partial))
-    evicted = make_room(request, place, current.bytes, need, lock, progress)
+    try:
+        evicted = make_room(request, place, current.bytes, need, lock, progress)
+    except NoSpace:
+        if not good:
+            publication.drop()
+        raise
     shared.phase("copy", total=size)
     copied = copy_files(open_folder(current.source), missing, publication, jobs, shared)
     files = tuple(sorted([*good, *copied], key=lambda file: file.path))

@@ -12,7 +12,6 @@ import errno
 import json
 import os
 import secrets
-import shutil
 import stat
 import threading
 from typing import TYPE_CHECKING
@@ -85,24 +84,29 @@ def remove_copy(path: str) -> None:
         InvalidRequest: it carries no marker of uc-stage.
     """
     refuse_unmarked(path)
+    own, marker = os.path.join(path, FOLDER), os.path.join(path, COPY_PATH)
     with translated(path):
-        with os.scandir(path) as found:
-            doomed = [item for item in found if item.name != FOLDER]
-        for item in doomed:
+        _empty(path, but=own)
+        _empty(own, but=marker)
+        for name, remove in ((marker, os.unlink), (own, os.rmdir), (path, os.rmdir)):
+            with contextlib.suppress(FileNotFoundError):
+                remove(name)
+
+
+def _empty(folder: str, *, but: str | None = None) -> None:
+    """Removes what a folder holds, with another run perhaps at the same; links are removed, and not followed."""
+    try:
+        with os.scandir(folder) as found:
+            items = [item for item in found if item.path != but]
+    except FileNotFoundError:
+        return
+    for item in items:
+        with contextlib.suppress(FileNotFoundError):
             if item.is_dir(follow_symlinks=False):
-                shutil.rmtree(item.path)
+                _empty(item.path)
+                os.rmdir(item.path)
             else:
                 os.unlink(item.path)
-        own = os.path.join(path, FOLDER)
-        for name in os.listdir(own):
-            whole = os.path.join(own, name)
-            if os.path.isdir(whole) and not os.path.islink(whole):
-                shutil.rmtree(whole)
-            elif whole != os.path.join(path, COPY_PATH):
-                os.unlink(whole)
-        os.unlink(os.path.join(path, COPY_PATH))
-        os.rmdir(own)
-        os.rmdir(path)
 
 
 def foreign_file(path: str, ours: Collection[str]) -> str | None:

@@ -11,7 +11,7 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
-from uc_stage.errors import AccessDenied, NotFound, StageError
+from uc_stage.errors import AccessDenied, InvalidRequest, NotFound, StageError
 from uc_stage.holders import alone, holders, last_use, named, opened_below, users
 from uc_stage.locks import Lock, describe, read_holder
 from uc_stage.manifest import COPY_PATH, FOLDER
@@ -158,7 +158,7 @@ def evict(root: str, path: str, *, forgiven: frozenset[int] = frozenset()) -> st
                 with translated(path):
                     os.rename(aside, path)
                 return why
-    remove_copy(aside)
+    _finish(aside)
     return None
 
 
@@ -170,12 +170,7 @@ def empty_trash(root: str, *, beside: str | None = None) -> None:
         doomed = []
     doomed += trash(root, beside) if beside is not None else []
     for path in doomed:
-        # Another run may be at it; what carries no marker is none of uc-stage's.
-        with contextlib.suppress(StageError):
-            if is_marked(path):
-                remove_copy(path)
-            else:
-                _remove_hollow(path)
+        _finish(path)
 
 
 def trash(root: str, path: str) -> list[str]:
@@ -211,12 +206,18 @@ def _foreign(path: str) -> str | None:
     return f"it holds `{found}`, which uc-stage did not write" if found else None
 
 
-def _remove_hollow(path: str) -> None:
-    """Removes the empty folders that are left of a copy whose marker went last."""
-    with contextlib.suppress(OSError):
-        os.rmdir(os.path.join(path, FOLDER))
-    with contextlib.suppress(OSError):
-        os.rmdir(path)
+def _finish(path: str) -> None:
+    """Removes a copy that lost its name, or the empty folders that are left of one: its marker goes last.
+
+    Another run may be at it; what carries no marker is none of uc-stage's, and stays.
+    """
+    if is_marked(path):
+        with contextlib.suppress(InvalidRequest):
+            remove_copy(path)
+        return
+    for folder in (os.path.join(path, FOLDER), path):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 def _trash_of(root: str, path: str) -> str:
