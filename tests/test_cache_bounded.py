@@ -158,7 +158,7 @@ def test_a_child_that_outlives_the_process_which_got_the_copy_holds_it_on(
         assert users(root) == {path: (Holder(None, None),)}
         with pytest.raises(NoSpace):
             cache(source("b"), max_size=150_000)
-        assert publish.evict(root, path) == "a process holds it"
+        assert publish.evict(root, path) == publish.Stays("a process holds it")
         assert parent.stdin is not None
         parent.stdin.close()
         parent.stdout.read()

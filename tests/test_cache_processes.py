@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -101,6 +103,40 @@ def test_a_waiter_says_whom_it_waits_for_and_takes_over_when_that_one_is_killed(
 
     assert report["status"] == "done"
     assert tree(report["path"]) == tree(source)
+    assert leftovers(tmp_path / "cache") == []
+
+
+def test_seven_wait_with_a_line_that_says_for_whom_and_how_far_and_one_takes_over_from_a_killed_copier(
+    volume: Volume, tmp_path: Path
+) -> None:
+    make_export(f"{volume.backing}/orders", files=4, rows=50_000)
+    last = fetched_last(f"{volume.backing}/orders")
+    volume.fault(f"orders/{last}", run="sleep 30", times=1)
+    source, root = f"{volume.mount}/orders", str(tmp_path / "cache")
+    often = "from uc_stage import locks; locks._SAY_SECONDS, locks._TELL_SECONDS = 0.2, 0.0\n"
+    often += "import os; os.environ.update(RANK='5', WORLD_SIZE='8')"
+    with start(source, root, often) as copier:
+        assert copier.stderr is not None
+        while copier.stderr.readline() != "copy\n":
+            assert copier.poll() is None
+        with contextlib.ExitStack() as stack:
+            waiters = [stack.enter_context(start(source, root, often)) for _ in range(7)]
+            pattern = re.compile(
+                rf"waiting for process {copier.pid} \(rank 5\) on `.+`, "
+                r"which makes this copy: (\d+\.\d) of (\d+\.\d) MB\n"
+            )
+            for waiter in waiters:
+                assert waiter.stderr is not None
+                while not (said := pattern.fullmatch(waiter.stderr.readline())):
+                    assert waiter.poll() is None
+                assert 0 < float(said[1]) <= float(said[2])
+            copier.kill()
+            reports = [finish(waiter)[0] for waiter in waiters]
+
+    assert len({report["path"] for report in reports}) == 1
+    assert sorted(report["status"] for report in reports) == ["done"] + ["unchanged"] * 6
+    assert sum(report["bytes_copied"] > 0 for report in reports) == 1
+    assert tree(reports[0]["path"]) == tree(source)
     assert leftovers(tmp_path / "cache") == []
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from uc_stage import locks
-from uc_stage.errors import AccessDenied, Busy
-from uc_stage.locks import Lock, alive, has_ended, identity, mark
+from uc_stage.errors import AccessDenied, Busy, StageError
+from uc_stage.locks import Lock, alive, has_ended, identity, mark, process_name, read_holder, runs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,3 +138,60 @@ def test_a_mark_in_a_name_tells_of_a_process_that_has_ended(monkeypatch: pytest.
     monkeypatch.setattr(locks, "_machine", lambda: None)
     assert mark() == ""
     assert not has_ended(name)
+
+
+@pytest.mark.parametrize("harm", ["hard link", "owner", "link"])
+def test_a_lock_that_somebody_else_may_have_prepared_is_refused(path: str, tmp_path: Path, harm: str) -> None:
+    (tmp_path / "theirs").write_bytes(b"precious")
+    if harm == "hard link":
+        os.link(tmp_path / "theirs", path)
+    elif harm == "link":
+        os.symlink(tmp_path / "theirs", path)
+    elif os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    else:
+        os.rename(tmp_path / "theirs", path)
+        os.chown(path, 12345, 12345)
+
+    with pytest.raises(StageError, match=r"x\.lock`"):
+        Lock(path)
+    with open(path, "rb") as file:
+        assert file.read() == b"precious"
+
+
+def test_a_free_lock_names_no_holder_any_more(path: str) -> None:
+    with Lock(path) as lock:
+        assert lock.try_acquire()
+        assert read_holder(path)["pid"] == os.getpid()
+    with Lock(path) as lock:
+        assert lock.holder() == {}
+    assert read_holder(path) == {}
+
+
+def test_the_record_of_an_earlier_boot_counts_while_somebody_holds_its_lock(path: str) -> None:
+    record = json.dumps({**identity(), "machine": "another boot", "pid": 1})
+    with Lock(path) as lock:
+        assert lock.try_acquire()
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(record)
+        assert read_holder(path)["pid"] == 1
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(record)
+    assert read_holder(path) == {}
+
+
+def test_a_process_is_known_by_its_name_within_this_boot_and_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        name = process_name(process.pid)
+        assert runs(name) is True
+        process.kill()
+        process.wait()
+    assert runs(name) is False
+    assert process_name(process.pid) == ""
+    assert runs("else") is False
+    name, machine = process_name(os.getpid()), str(locks._machine())
+    boot, _, space = machine.partition(":")
+    monkeypatch.setattr(locks, "_machine", lambda: f"{boot}:another container")
+    assert runs(name) is None
+    monkeypatch.setattr(locks, "_machine", lambda: f"another boot:{space}")
+    assert runs(name) is False

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uc_stage.errors import InvalidRequest
-from uc_stage.sizes import Rate, parse_rate, parse_size
+from uc_stage.sizes import Rate, parse_age, parse_headroom, parse_rate, parse_size
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,30 @@ def test_a_throughput_is_of_bytes_or_of_rows_by_its_unit(text: str, rate: Rate) 
 def test_what_is_no_throughput_is_refused_with_the_flag_named(text: str) -> None:
     with pytest.raises(InvalidRequest, match="`--require"):
         parse_rate(text, "--require")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("30min", 1800), ("30m", 1800), ("1.5h", 5400), ("7d", 604_800), ("2 W", 1_209_600), ("0s", 0)],
+)
+def test_a_time_span_is_read_by_its_unit(text: str, seconds: float) -> None:
+    assert parse_age(text, "--older-than") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "-1d", "7 days", "1mo"])
+def test_what_is_no_time_span_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="`--older-than") as raised:
+        parse_age(text, "--older-than")
+    assert "7d" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0", (0, 0.0)), ("20GB", (20_000_000_000, 0.0)), ("1.8x", (0, 1.8)), ("2X", (0, 2.0))]
+)
+def test_headroom_is_a_size_or_a_factor(text: str, expected: tuple[int, float]) -> None:
+    assert parse_headroom(text, "--headroom") == expected
+
+
+def test_what_is_no_headroom_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="`--headroom x`"):
+        parse_headroom("x", "--headroom")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _SAY_SECONDS = 5.0
-_TELL_SECONDS = 1.0
+_TELL_SECONDS = 0.1
 # So long a record is replaced by one write, and a reader never sees the end of a longer one before it.
 _RECORD_BYTES = 1024
 # What a file system says that has no locks.
@@ -137,8 +137,8 @@ class Lock:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-        self._mine, self._told, self._state = True, 0.0, {}
-        self.tell()
+        self._mine, self._told, self._state = True, 0.0, identity()
+        self.tell(at_once=True)
         return True
 
     def acquire(self, timeout: float | None, waiting: Callable[[dict[str, Any]], None]) -> None:
@@ -157,7 +157,7 @@ class Lock:
                     hint="wait longer with `--timeout`, or look at what that process does",
                 )
             # One that has just got it may not have written yet who it is.
-            if now - said >= _SAY_SECONDS and ((holder := self.holder()) or now - began >= _TELL_SECONDS):
+            if now - said >= _SAY_SECONDS and ((holder := self.holder()) or now - began >= _SAY_SECONDS / 5):
                 said = now
                 waiting(holder)
             time.sleep(_POLL_SECONDS)
@@ -166,22 +166,21 @@ class Lock:
         """What the holder wrote of itself: `identity`, and what it told; empty where nobody holds it."""
         return _read(self._descriptor)
 
-    def tell(self, **state: Any) -> None:
-        """Lets others know how far the holder is, beside what it told before; cheap to over-call."""
+    def tell(self, *, at_once: bool = False, **state: Any) -> None:
+        """Lets others know how far the holder is, beside what it told before; cheap to over-call, unless `at_once`."""
         self._state.update(state)
         now = time.monotonic()
-        if now - self._told < _TELL_SECONDS and self._told:
+        if now - self._told < _TELL_SECONDS and not at_once:
             return
         self._told = now
         # A full disk must not end the work for the sake of a message.
         with contextlib.suppress(OSError):
-            record = json.dumps({**identity(), **self._state}).encode()
+            record = json.dumps(self._state).encode()
             os.pwrite(self._descriptor, record.ljust(_RECORD_BYTES), 0)
 
     def reserve(self, size: int, device: int) -> None:
         """Lets others know at once that the holder will write `size` bytes on a device, of which `done` are written."""
-        self._told = 0.0
-        self.tell(reserved=size, device=device, done=0)
+        self.tell(at_once=True, reserved=size, device=device, done=0)
 
     def close(self) -> None:
         """Lets go of the lock, also where a child process inherited the descriptor."""

@@ -12,6 +12,7 @@ from uc_stage.holders import ancestors, let_go, named
 from uc_stage.model import CachedCopy, Kept, PrunePlan, PruneReport
 from uc_stage.progress import SILENT
 from uc_stage.publish import (
+    Stays,
     empty_trash,
     evict,
     list_copies,
@@ -64,7 +65,8 @@ def execute(planned: PrunePlan, progress: Progress = SILENT) -> PruneReport:
     """Removes what was planned, unless somebody uses it meanwhile, and finishes what killed runs began to remove.
 
     Raises:
-        Busy: a live process uses a copy that was named. AccessDenied: as the file system says.
+        Busy: a live process uses a copy that was named. InvalidRequest: it holds a file of a user's.
+        AccessDenied: as the file system says.
     """
     began, root, paths = time.monotonic(), planned.cache_dir, planned.request.paths
     if planned.copies or os.path.isdir(root):
@@ -80,9 +82,9 @@ def execute(planned: PrunePlan, progress: Progress = SILENT) -> PruneReport:
             let_go(copy.path)
         why = evict(root, copy.path, forgiven=ancestors() if paths else frozenset())
         if why and paths:
-            raise _busy(copy.path, why)
+            raise _refusal(copy.path, why)
         if why:
-            kept.append(Kept(copy.path, why))
+            kept.append(Kept(copy.path, why.reason))
         else:
             removed.append(copy)
         progress.advance(copy.bytes)
@@ -115,7 +117,7 @@ def _at(root: str, text: str) -> CachedCopy | None:
     copy = look_at_copy(root, path)
     mine = ancestors()
     if others := [holder for holder in copy.holders if holder.pid not in mine and holder.pid is not None]:
-        raise _busy(path, f"{named(others[0].pid)} uses it")
+        raise _refusal(path, Stays(f"{named(others[0].pid)} uses it"))
     return copy
 
 
@@ -152,5 +154,8 @@ def _chosen(request: PruneRequest, copies: list[CachedCopy]) -> tuple[list[Cache
     return chosen, kept
 
 
-def _busy(path: str, why: str) -> Busy:
-    return Busy(f"`{path}` stays: {why}", hint="end that process first, or wait for its end")
+def _refusal(path: str, why: Stays) -> Busy | InvalidRequest:
+    message = f"`{path}` stays: {why.reason}"
+    if why.busy:
+        return Busy(message, hint="end that process first, or wait for its end")
+    return InvalidRequest(message, hint="move away what is yours, or remove that folder yourself")

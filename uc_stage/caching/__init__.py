@@ -98,7 +98,7 @@ def _execute(planned: CachePlan, progress: Progress, began: float) -> CacheRepor
     before = _stamp(place.path)
     with Lock(place.lock) as lock:
         lock.acquire(request.timeout, lambda holder: progress.note(_waiting(holder)))
-        lock.tell(rank=read_ranks().rank)
+        lock.tell(at_once=True, rank=read_ranks().rank)
         current = survey(request, planned.source, planned.generation, planned.manifest_id, planned.files)
         if current.state == "fresh" and (not request.force or _stamp(place.path) != before):
             report = _report(current, "unchanged", began)

@@ -115,6 +115,7 @@ class _Shared:
 
     def phase(self, name: str, *, total: int | None = None, unit: str = "bytes") -> None:
         self._done, self._total = 0, total or 0
+        self._holder.tell(at_once=True, done=0, total=self._total)
         self._progress.phase(name, total=total, unit=unit)
 
     def advance(self, amount: int) -> None:

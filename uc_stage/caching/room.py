@@ -103,7 +103,7 @@ def make_room(
                 return tuple(gone)
             oldest = room.evictions[0]
             if why := evict(root, oldest.path):
-                progress.note(f"the copy `{oldest.path}` stays: {why}")
+                progress.note(f"the copy `{oldest.path}` stays: {why.reason}")
                 kept.append(oldest.path)
             else:
                 progress.note(f"removed the copy `{oldest.path}` of `{oldest.source}` to make room")

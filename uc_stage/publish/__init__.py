@@ -14,6 +14,7 @@ from uc_stage.publish.copies import (
 from uc_stage.publish.exports import Publication, now, read_manifest, running, strays, sweep
 from uc_stage.publish.hashing import Written
 from uc_stage.publish.roots import (
+    Stays,
     empty_trash,
     evict,
     list_copies,
@@ -30,6 +31,7 @@ from uc_stage.publish.roots import (
 __all__ = [
     "CopyPublication",
     "Publication",
+    "Stays",
     "Written",
     "empty_trash",
     "evict",

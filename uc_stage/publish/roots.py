@@ -9,6 +9,7 @@ import os
 import secrets
 import stat
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from uc_stage.errors import AccessDenied, InvalidRequest, NotFound, StageError
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
 _COPIES, _PARTIAL, _LOCKS, _TRASH = "copies", "partial", "locks", "trash"
 # What a run renames that it is about to replace, or that it drops, has this in its name.
 _OLD = ".old-"
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """Why a copy is not removed: the `reason`, and whether a live process is it, whose end would mend that."""
+
+    reason: str
+    busy: bool = True
 
 
 def lock_path(root: str, path: str) -> str:
@@ -129,7 +138,7 @@ def look_at_copy(root: str, path: str, opened: Mapping[int, set[str]] | None = N
     )
 
 
-def evict(root: str, path: str, *, forgiven: frozenset[int] = frozenset()) -> str | None:
+def evict(root: str, path: str, *, forgiven: frozenset[int] = frozenset()) -> Stays | None:
     """Removes a copy, or what an unfinished run left of one, or says why it stays.
 
     It stays where a process makes or uses it, or where a user put a file of theirs in it; what processes in `forgiven`
@@ -141,7 +150,7 @@ def evict(root: str, path: str, *, forgiven: frozenset[int] = frozenset()) -> st
     """
     with Lock(lock_path(root, _final(root, path))) as lock:
         if not lock.try_acquire():
-            return f"{describe(lock.holder())} works on it"
+            return Stays(f"{describe(lock.holder())} works on it")
         refuse_unmarked(path)
         if os.path.dirname(path) != f"{root}/{_PARTIAL}" and (why := _foreign(path)):
             return why
@@ -149,7 +158,7 @@ def evict(root: str, path: str, *, forgiven: frozenset[int] = frozenset()) -> st
             if why := _used(path, forgiven):
                 return why
             if not free:
-                return "a process holds it"
+                return Stays("a process holds it")
             aside = f"{_trash_of(root, path)}-{secrets.token_hex(3)}"
             with translated(path):
                 os.rename(path, aside)
@@ -191,19 +200,19 @@ def settled(root: str, path: str) -> str:
     return os.path.join(above, name)
 
 
-def _used(path: str, forgiven: frozenset[int]) -> str | None:
+def _used(path: str, forgiven: frozenset[int]) -> Stays | None:
     opened = opened_below(path)
     using = set(opened) | (users(path, {}) - forgiven)
-    return f"{named(min(using))} {'reads' if min(using) in opened else 'holds'} it" if using else None
+    return Stays(f"{named(min(using))} {'reads' if min(using) in opened else 'holds'} it") if using else None
 
 
-def _foreign(path: str) -> str | None:
+def _foreign(path: str) -> Stays | None:
     try:
         record = read_copy(path)
     except StageError as error:
-        return f"its record is damaged: {error.message}"
+        return Stays(f"its record is damaged: {error.message}", busy=False)
     found = foreign_file(path, {file.path for file in record.files} if record else ())
-    return f"it holds `{found}`, which uc-stage did not write" if found else None
+    return Stays(f"it holds `{found}`, which uc-stage did not write", busy=False) if found else None
 
 
 def _finish(path: str) -> None:
