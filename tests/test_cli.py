@@ -363,7 +363,7 @@ def test_bench_does_not_pass_on_data_that_nobody_can_read(events: str, tmp_path:
     assert missed.json["data"]["measurements"][0]["failed"] is True
 
 
-@pytest.mark.parametrize("name", ["export", "cache", "inspect", "bench"])
+@pytest.mark.parametrize("name", ["export", "cache", "inspect", "prune", "bench"])
 def test_the_python_function_takes_what_the_command_takes(name: str) -> None:
     flags = {p.name for p in COMMANDS[name].params} - {"json", "quiet", "debug", "dry_run", "check"}
     in_bytes = {"file_size": "file_bytes", "row_group_size": "row_group_bytes"}

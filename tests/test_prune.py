@@ -297,7 +297,7 @@ def test_a_cache_folder_that_somebody_else_may_have_prepared_is_refused(
 def test_a_node_without_a_cache_folder_has_nothing_to_list_or_prune(
     root: str, prune: Callable[..., PruneReport]
 ) -> None:
-    assert (prune().status, uc_stage.copies(cache_dir=root).copies) == ("unchanged", ())
+    assert (prune().status, uc_stage.inspect(cache_dir=root).copies) == ("unchanged", ())
     assert not os.path.exists(root)
 
 
@@ -306,7 +306,7 @@ def test_the_copies_of_a_node_are_listed_with_what_they_are_and_who_uses_them(ro
     path = uc_stage.cache(str(tmp_path / "orders"), cache_dir=root)
     rest(path, 3600)
 
-    report = uc_stage.copies(cache_dir=root)
+    report = uc_stage.inspect(cache_dir=root)
     (listed,) = report.copies
     size = sum(file.stat().st_size for file in Path(path).glob("*.parquet"))
     assert (listed.path, listed.source, listed.generation) == (path, str(tmp_path / "orders"), "v7-000007")

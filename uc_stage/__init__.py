@@ -7,10 +7,10 @@ The four steps as functions, for a training script or a function that a launcher
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 __version__ = "0.1.0"
-__all__ = ["bench", "cache", "copies", "export", "inspect", "prune"]
+__all__ = ["bench", "cache", "export", "inspect", "prune"]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -200,20 +200,35 @@ def cache(
     return caching.run(request, progress or SILENT).path
 
 
+@overload
 def inspect(
     target: str,
     *,
     verify: bool = False,
+    cache_dir: str | None = None,
     version: int | None = None,
     timestamp: str | None = None,
     remote: str | None = None,
     progress: Progress | None = None,
-) -> InspectReport:
+) -> InspectReport: ...
+@overload
+def inspect(target: None = None, *, cache_dir: str | None = None) -> CopiesReport: ...
+def inspect(
+    target: str | None = None,
+    *,
+    verify: bool = False,
+    cache_dir: str | None = None,
+    version: int | None = None,
+    timestamp: str | None = None,
+    remote: str | None = None,
+    progress: Progress | None = None,
+) -> InspectReport | CopiesReport:
     """Tells what a table, an export, a copy, a folder or a file is and holds, as `uc-stage inspect` does.
 
     Args:
-        target: what to look at.
+        target: what to look at; without it, the copies of this node are listed.
         verify: read every file and compare it with its recorded hash; the outcome is `report.verified`.
+        cache_dir: whose copies; without it, `UC_STAGE_CACHE_DIR` in the environment, else `/tmp/uc-stage`.
         version: of a table.
         timestamp: ISO 8601; of a table, the newest version at that time.
         remote: a Spark Connect server for a table that has a catalog's name; without it, `SPARK_REMOTE` in the
@@ -229,6 +244,8 @@ def inspect(
     from uc_stage.model import InspectRequest
     from uc_stage.progress import SILENT
 
+    if target is None:
+        return inspection.list_copies(_cache_dir(cache_dir))
     request = InspectRequest(
         target=target,
         verify=verify,
@@ -239,22 +256,8 @@ def inspect(
     return inspection.run(request, progress or SILENT)
 
 
-def copies(*, cache_dir: str | None = None) -> CopiesReport:
-    """Lists the copies of this node, and who uses them, as `uc-stage inspect` without a target does.
-
-    Args:
-        cache_dir: the cache folder; without it, `UC_STAGE_CACHE_DIR` in the environment, else `/tmp/uc-stage`.
-
-    Raises:
-        StageError: of `uc_stage.errors`, with the exit code that the command would have.
-    """
-    from uc_stage import inspection
-
-    return inspection.list_copies(_cache_dir(cache_dir))
-
-
 def prune(
-    *paths: str,
+    *copies: str,
     older_than: float | None = None,
     max_size: int | None = None,
     source: str | None = None,
@@ -264,7 +267,7 @@ def prune(
     """Removes copies that no live process uses, as `uc-stage prune` does.
 
     Args:
-        paths: of copies; what this process and those it descends from hold of them, they give up.
+        copies: their paths; what this process and those it descends from hold of them, they give up.
         older_than: remove copies that nobody used for so many seconds.
         max_size: remove the least recently used ones until the rest has at most so many bytes.
         source: look at the copies of this one only.
@@ -278,7 +281,7 @@ def prune(
     from uc_stage.model import PruneRequest
     from uc_stage.progress import SILENT
 
-    request = PruneRequest(paths, _cache_dir(cache_dir), older_than, max_size, source)
+    request = PruneRequest(copies, _cache_dir(cache_dir), older_than, max_size, source)
     return pruning.run(request, progress or SILENT)
 
 
