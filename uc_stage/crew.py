@@ -59,39 +59,43 @@ class Crew:
         self.stopped = threading.Event()
         self.ended = False
         self._failure: BaseException | None = None
-        self._count = 0
+        self._work: Callable[[], None] = lambda: None
+        self._threads: list[threading.Thread] = []
 
     def run(self, work: Callable[[], None], jobs: int, hung: Callable[[], Sequence[threading.Thread]] = tuple) -> None:
         """Runs `work` in `jobs` threads to its end; the first error of one stops all and is raised here.
 
         `hung` is asked now and then which threads nobody should wait for any more: others take their places.
         """
-        threads = [self._thread(work) for _ in range(jobs)]
+        self._work = work
+        threads = self._threads
         lost: set[threading.Thread] = set()
         try:
-            for thread in threads:
-                thread.start()
+            self.grow(jobs)
             # The list grows meanwhile.
             for thread in threads:
                 while thread.is_alive() and thread not in lost and not self.stopped.is_set():
                     thread.join(_WATCH_SECONDS)
-                    for found in hung():
-                        lost.add(found)
-                        threads.append(self._thread(work))
-                        threads[-1].start()
+                    found = hung()
+                    lost.update(found)
+                    self.grow(len(found))
         finally:
             self.stopped.set()
             self.ended = join([thread for thread in threads if thread not in lost])
         if self._failure is not None:
             raise self._failure
 
-    def _thread(self, work: Callable[[], None]) -> threading.Thread:
-        self._count += 1
-        return threading.Thread(target=self._guarded, args=(work,), name=f"uc-stage-{self._count}", daemon=True)
+    def grow(self, count: int) -> None:
+        """Starts so many more threads; called by one of them, or by the one that runs them."""
+        for _ in range(count):
+            name = f"uc-stage-{len(self._threads) + 1}"
+            thread = threading.Thread(target=self._guarded, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self) -> None:
         try:
-            work()
+            self._work()
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
             self._failure = self._failure or error
             self.stopped.set()

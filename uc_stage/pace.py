@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_FIRST = 32
+_FIRST = 64
 # A round is so long at least: what a shorter one tells is chance.
 _ROUND_SECONDS = 0.1
 # What a raise has to bring to be kept, and the growth of a read's time without one that is taken for a queue's.

@@ -11,8 +11,9 @@ import json
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from uc_stage.crew import each
 from uc_stage.errors import InvalidRequest, NotFound, Unsupported, VerificationFailed
 from uc_stage.manifest import FOLDER, check_paths
 from uc_stage.model import CopyFile
@@ -20,6 +21,8 @@ from uc_stage.publish import read_manifest
 from uc_stage.storage import LocalFolder, open_folder, table_around
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from uc_stage.manifest import Manifest
     from uc_stage.storage import Entry, Folder
 
@@ -60,12 +63,14 @@ def open_source(url: str) -> CopySource:
     folder = open_folder(url)
     if isinstance(folder, LocalFolder) and os.path.isfile(folder.url):
         raise InvalidRequest(f"`{folder.url}` is a file", hint=f"give its folder, `{os.path.dirname(folder.url)}`")
-    manifest = read_manifest(folder)
+    # Each is a round trip or more, and a plain folder takes them all.
+    looks: list[Callable[[Folder], Any]] = [read_manifest, table_around, lambda folder: folder.exists()]
+    manifest, table, there = each(lambda look: look(folder), looks, len(looks))
     if manifest is not None:
         return _export(folder, manifest)
-    if (table := table_around(folder)) is not None:
+    if table is not None:
         raise _delta(table)
-    if not folder.exists():
+    if not there:
         raise NotFound(f"`{folder.url}` is not there", hint="check the path, and that the volume is mounted here")
     return _plain(folder)
 

@@ -1,8 +1,8 @@
 """The copy of many files by many threads: ranges of large files and whole small ones from one queue.
 
-Each file is hashed as its bytes pass, and checked before it is handed over for its name. Large
-files are written past the page cache: pages cost more time than their bytes, and push out what is read again. Memory is
-bounded by `_BUFFERS` of `RANGE_BYTES`, and a small buffer a thread.
+Each file is hashed as its bytes pass, and checked before it is handed over for its name. Mounts
+are read and large files are written past the page cache: pages cost more time than their bytes, and push out what is
+read again. Memory is bounded by `_BUFFERS` of `RANGE_BYTES`, and a small buffer a thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from uc_stage.buffers import Buffers
+from uc_stage.buffers import SMALL_BYTES, Buffers, pages
 from uc_stage.crew import Crew
 from uc_stage.errors import NotFound, Unavailable, VerificationFailed
 from uc_stage.model import CopyFile
@@ -37,10 +37,12 @@ DEFAULT_TIMEOUT = 60.0
 RANGE_BYTES = 4 * 1024**2
 
 # Ranges that are read, and those that came before their turn to be hashed, are in these.
-_BUFFERS = 56
+_BUFFERS = 48
+# So many threads write, hash and sync while as many as the pace allows read.
+_AT_HOME = 32
 # So many files are fetched in ranges at once: few, since a run that is killed loses those that are not whole yet.
 _FILES_AT_ONCE = 8
-# Smaller files are written through the page cache: passing it has costs of its own for each.
+# Smaller files are written through the page cache, as they come: the rest has costs of its own for each.
 _DIRECT_BYTES = 1024**2
 # Writes past the page cache are of whole blocks; no disk has larger ones.
 _BLOCK_BYTES = 4096
@@ -131,8 +133,8 @@ def hash_files(folder: str, files: Sequence[CopyFile], jobs: int, progress: Prog
 class _File:
     """One file on its way. The lock guards what follows it."""
 
-    def __init__(self, asked: CopyFile) -> None:
-        self.asked = asked
+    def __init__(self, asked: CopyFile, whole: str) -> None:
+        self.asked, self.whole = asked, whole
         self.parts: deque[tuple[int, int]] = deque()
         self.hangs = 0
         self.lock = threading.Lock()
@@ -155,13 +157,12 @@ class _File:
         self.arrived: dict[int, tuple[int, memoryview]] = {}
 
     def create(self, temporary: str) -> None:
-        """Makes the local file, with room for all of it."""
+        """Makes the local file, a large one with room for all of it."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         self.descriptor = os.open(temporary, flags, 0o644)
         self.temporary = temporary
-        if self.asked.bytes:
-            os.posix_fallocate(self.descriptor, 0, self.asked.bytes)
         if self.asked.bytes >= _DIRECT_BYTES:
+            os.posix_fallocate(self.descriptor, 0, self.asked.bytes)
             direct = os.open(temporary, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             if go_direct(direct, on=True):
                 self.direct = direct
@@ -206,20 +207,21 @@ class _Transfer:
     def run(self, files: Sequence[CopyFile], jobs: int) -> list[CopyFile]:
         # The largest first: what is left at the end should be small.
         ordered = sorted(files, key=lambda file: -file.bytes)
-        self._files = map(_File, ordered)
+        self._files = (_File(file, self._folder.locate(file.path)) for file in ordered)
         self._more = bool(ordered)
         jobs = min(jobs, sum(-(-file.bytes // RANGE_BYTES) or 1 for file in ordered))
         self._pace = Pace(max(1, jobs), time.monotonic())
         self._buffers = Buffers(RANGE_BYTES, _BUFFERS)
+        self._jobs, self._threads = jobs, min(jobs, self._pace.limit + _AT_HOME)
         try:
-            self._crew.run(self._work, jobs, self._hung)
+            self._crew.run(self._work, self._threads, self._hung)
         finally:
             for state in self._under_way:
                 self._abandon(state)
         return self._copied
 
     def _work(self) -> None:
-        reader = _Reader(self._folder, self._crew.stopped, self._ready, self._retries)
+        reader = _Reader(self._folder, self._crew.stopped, self._retries)
         with self._ready:
             self._readers.add(reader)
         try:
@@ -241,7 +243,8 @@ class _Transfer:
                 if self._reading < self._pace.limit and (state := self._choose(reader.state)):
                     offset, length = state.parts[0]
                     # Ranges get their buffers in the order in which they are hashed: the first is never without.
-                    if (buffer := self._buffers.take(length)) is not None:
+                    buffer = reader.small if state.asked.bytes <= SMALL_BYTES else self._buffers.take()
+                    if buffer is not None:
                         state.parts.popleft()
                         if not state.parts:
                             self._begun.remove(state)
@@ -271,18 +274,17 @@ class _Transfer:
         view = buffer[:length]
         began = time.monotonic()
         try:
-            told = reader.told()
-            with state.lock:
-                self._begin(state, told)
-            got = reader.read(view, offset)
+            told, got = reader.read(view, offset)
         finally:
             self._count(reader, length, time.monotonic() - began)
+        with state.lock:
+            self._begin(state, told)
         if got < length:
             raise VerificationFailed(
-                f"`{self._whole(state)}` is shorter than its listed {state.asked.bytes} bytes",
+                f"`{state.whole}` is shorter than its listed {state.asked.bytes} bytes",
                 hint="the source changed or is damaged: run `cache` again, or export the table again",
             )
-        with translated(self._whole(state)):
+        with translated(state.whole):
             state.write(view, offset)
         self._progress.advance(length)
         with state.lock:
@@ -305,6 +307,9 @@ class _Transfer:
                     self._pace.failed(now)
                 else:
                     self._pace.done(length, seconds, now)
+                if (more := min(self._jobs, self._pace.limit + _AT_HOME) - self._threads) > 0:
+                    self._threads += more
+                    self._crew.grow(more)
                 self._ready.notify(1 + max(0, self._pace.limit - limit))
 
     def _begin(self, state: _File, told: Entry | None) -> None:
@@ -314,7 +319,7 @@ class _Transfer:
             self._refuse_change(state, told, when)
             state.mtime_ns = told.mtime_ns
         if state.temporary is None:
-            with translated(self._whole(state)):
+            with translated(state.whole):
                 state.create(self._sink.temporary())
 
     def _hash(self, state: _File, buffer: memoryview, length: int) -> bool:
@@ -324,9 +329,10 @@ class _Transfer:
         """
         while True:
             state.hasher.update(buffer[:length])
-            with self._ready:
-                self._buffers.give(buffer)
-                self._ready.notify()
+            if len(buffer) > SMALL_BYTES:
+                with self._ready:
+                    self._buffers.give(buffer)
+                    self._ready.notify()
             with state.lock:
                 state.hashed += length
                 if state.hashed == state.asked.bytes:
@@ -339,7 +345,6 @@ class _Transfer:
     def _finish(self, reader: _Reader, state: _File) -> None:
         """Checks a file that came whole, and hands it over for its name."""
         digest = state.hasher.hexdigest()
-        whole = self._whole(state)
         # What hangs from here on is done again as if the file had one more range, of no bytes.
         reader.take_up(state, state.asked.bytes, 0, None)
         if problem := self._lack(state, digest):
@@ -347,10 +352,10 @@ class _Transfer:
             reader.forget()
             if state.again:
                 raise VerificationFailed(
-                    f"`{whole}` {problem}, also when fetched again",
+                    f"`{state.whole}` {problem}, also when fetched again",
                     hint="see `uc-stage inspect --verify` on the source; export the table again if it is damaged",
                 )
-            self._progress.note(f"`{whole}` {problem}: fetching it again")
+            self._progress.note(f"`{state.whole}` {problem}: fetching it again")
             self._progress.advance(-state.asked.bytes)
             state.again = True
             state.restart()
@@ -362,7 +367,7 @@ class _Transfer:
             # Nothing else would tell that the source changed between two reads.
             self._refuse_change(state, reader.stat(), "while it was read")
         assert state.temporary is not None
-        with translated(whole):
+        with translated(state.whole):
             if state.mtime_ns is not None:
                 os.utime(state.descriptor, ns=(state.mtime_ns, state.mtime_ns))
             sync(state.descriptor)
@@ -382,19 +387,22 @@ class _Transfer:
         """
         found: list[threading.Thread] = []
         with self._ready:
-            for reader in [reader for reader in self._readers if reader.hangs(self._timeout)]:
-                state, offset, length, buffer = reader.lose()
+            for reader in list(self._readers):
+                if (task := reader.lose(self._timeout)) is None:
+                    continue
+                state, offset, length, buffer = task
                 state.hangs += 1
                 if state.hangs > self._retries:
                     raise Unavailable(
-                        f"`{self._whole(state)}` did not answer within {self._timeout:g} s, {state.hangs} times",
+                        f"`{state.whole}` did not answer within {self._timeout:g} s, {state.hangs} times",
                         hint="check the mount or the connection, or give it more time with `--read-timeout`",
                     )
                 self._readers.discard(reader)
                 found.append(reader.thread)
-                if buffer is not None:
-                    self._buffers.replace(buffer)
+                if buffer is not None and buffer is not reader.small:
+                    self._buffers.replace()
                 if reader.counted:
+                    reader.counted = False
                     self._reading -= 1
                     self._pace.failed(time.monotonic())
                 state.parts.appendleft((offset, length))
@@ -420,9 +428,7 @@ class _Transfer:
             change = f"was written again {when}"
         else:
             return
-        raise VerificationFailed(
-            f"`{self._whole(state)}` {change}", hint="run `cache` again once nobody writes the source"
-        )
+        raise VerificationFailed(f"`{state.whole}` {change}", hint="run `cache` again once nobody writes the source")
 
     def _abandon(self, state: _File) -> None:
         if state.temporary is None:
@@ -433,28 +439,24 @@ class _Transfer:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(state.temporary)
 
-    def _whole(self, state: _File) -> str:
-        return self._folder.locate(state.asked.path)
-
 
 class _HungError(Exception):
     """A read came back after another thread was set at it."""
 
 
 class _Reader:
-    """One thread's way to the source: it holds the file that it read last open, and tries again what may pass.
+    """One thread's way to the source: it holds the file that it read last open, and tries again what may pass."""
 
-    `ready` guards what it is at, and since when.
-    """
-
-    def __init__(self, folder: Folder, stopped: threading.Event, ready: threading.Condition, retries: int) -> None:
-        self._folder, self._stopped, self._ready, self._retries = folder, stopped, ready, retries
+    def __init__(self, folder: Folder, stopped: threading.Event, retries: int) -> None:
+        self._folder, self._stopped, self._retries = folder, stopped, retries
         self.thread = threading.current_thread()
+        self.small = pages(SMALL_BYTES)
         self.state: _File | None = None
         self.counted = self.failed = False
         self._task: tuple[_File, int, int, memoryview | None] | None = None
-        self._asked_at: float | None = None
-        self._lost = False
+        # When the call that is under way began. Who takes that out goes on with the task: the thread or, where that
+        # hangs, another one.
+        self._since: list[float] = []
         self._path = ""
         self._ranges: Ranges | None = None
 
@@ -464,19 +466,13 @@ class _Reader:
         self.state = state
         self.counted = buffer is not None
 
-    def hangs(self, timeout: float) -> bool:
-        """Whether a read takes longer than that."""
-        return self._asked_at is not None and time.monotonic() - self._asked_at > timeout
-
-    def lose(self) -> tuple[_File, int, int, memoryview | None]:
-        """Tells what the thread is at, which it is never to go on with."""
-        assert self._task is not None
-        self._lost, self._asked_at = True, None
-        return self._task
-
-    def told(self) -> Entry | None:
-        """Size and time of the file as its opening told them, if it did."""
-        return self._persist(lambda: self._open().told)
+    def lose(self, timeout: float) -> tuple[_File, int, int, memoryview | None] | None:
+        """What the thread is at and is never to go on with, where a call takes longer than `timeout` seconds."""
+        with contextlib.suppress(IndexError):
+            if time.monotonic() - self._since[-1] > timeout:
+                self._since.pop()
+                return self._task
+        return None
 
     def stat(self) -> Entry:
         """Size and time of the file as they are now."""
@@ -488,9 +484,17 @@ class _Reader:
             )
         return entry
 
-    def read(self, buffer: memoryview, offset: int) -> int:
-        """Fills the buffer from the offset on, as far as the file goes, and gives the bytes read."""
-        return self._persist(lambda: self._open().read_into(buffer, offset))
+    def read(self, buffer: memoryview, offset: int) -> tuple[Entry | None, int]:
+        """Fills the buffer from the offset on, as far as the file goes.
+
+        Gives size and time of the file as its opening told them, if it did, and the bytes read.
+        """
+
+        def act() -> tuple[Entry | None, int]:
+            ranges = self._open()
+            return ranges.told, ranges.read_into(buffer, offset)
+
+        return self._persist(act)
 
     def forget(self) -> None:
         """Makes the next read ask the storage."""
@@ -533,15 +537,14 @@ class _Reader:
         Raises:
             _HungError: it took so long that another thread does it again.
         """
-        with self._ready:
-            self._asked_at = time.monotonic()
+        self._since.append(time.monotonic())
         try:
             return act()
         finally:
-            with self._ready:
-                self._asked_at = None
-                if self._lost:
-                    raise _HungError
+            try:
+                self._since.pop()
+            except IndexError:
+                raise _HungError from None
 
 
 def is_parquet(descriptor: int, size: int) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import secrets
 import stat
+import time
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
     _Task = tuple[Any, ...]
 
 # A stat or a listing on a volume is a round trip; so many are in flight at once.
-_LISTERS = 32
+_LISTERS = 64
+
+# A look that takes longer was a round trip: the next ones in that folder go many at once.
+_QUICK_SECONDS = 0.002
 
 # So often a new file's folders are made, where somebody removes them.
 _ATTEMPTS = 5
@@ -72,17 +77,35 @@ class LocalFolder:
                 pool.shutdown(cancel_futures=True)
 
     def _scan(self, folder: _Below, hidden: bool) -> tuple[list[Entry], list[_Task]]:
-        """Names what is in one folder, and gives the looks to take at that."""
+        """Names what is in one folder; looks at it at once as long as that is quick, and gives the looks yet to take.
+
+        A mount may tell of files as it names them, so that a look costs nothing before the next ones are named.
+        """
+        entries: list[Entry] = []
+        tasks: list[_Task] = []
+        left: list[os.DirEntry[str]] = []
+        quick = True
         with translated(self.locate(folder.prefix)):
             try:
                 with os.scandir(self.locate(folder.prefix)) as found:
-                    items = [item for item in found if hidden or not item.name.startswith(".")]
+                    for item in found:
+                        if not hidden and item.name.startswith("."):
+                            continue
+                        if quick:
+                            began = time.monotonic()
+                            seen, below = self._look(folder, [item], hidden)
+                            entries += seen
+                            tasks += below
+                            quick = time.monotonic() - began < _QUICK_SECONDS
+                        else:
+                            left.append(item)
             except FileNotFoundError:
                 if folder.prefix:
                     return [], []
                 raise
-        size = -(-len(items) // _LISTERS) or 1
-        return [], [(self._look, folder, items[at : at + size], hidden) for at in range(0, len(items), size)]
+        size = -(-len(left) // _LISTERS) or 1
+        tasks += [(self._look, folder, left[at : at + size], hidden) for at in range(0, len(left), size)]
+        return entries, tasks
 
     def _look(self, folder: _Below, items: list[os.DirEntry[str]], hidden: bool) -> tuple[list[Entry], list[_Task]]:
         """Tells files from folders, which on a volume costs a round trip each; what went away meanwhile is neither."""
@@ -136,14 +159,21 @@ class LocalFolder:
 
     def _descriptor(self, path: str) -> int:
         whole = self.locate(path)
-        root = os.path.realpath(self.url)
-        _refuse_way_out(whole, os.path.realpath(whole), root)
-        # Without O_NONBLOCK a pipe of that name would wait for its writer.
-        descriptor = os.open(whole, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return descriptor
-        os.close(descriptor)
-        raise Unsupported(f"`{whole}` is not a file", hint="move it away")
+        # What the name leads to is found in one step, and looked at before it is opened: a pipe would wait for its
+        # writer, and another user may change a link at any time.
+        found = os.open(whole, os.O_PATH | os.O_CLOEXEC)
+        try:
+            _refuse_way_out(whole, os.readlink(f"/proc/self/fd/{found}"), self._root)
+            if not stat.S_ISREG(os.fstat(found).st_mode):
+                raise Unsupported(f"`{whole}` is not a file", hint="move it away")
+            return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(found)
+
+    @functools.cached_property
+    def _root(self) -> str:
+        """Where the folder really is; asked once, since each part of a path on a mount costs a round trip."""
+        return os.path.realpath(self.url)
 
     def read(self, path: str) -> bytes:
         """All bytes of a small file."""
@@ -239,19 +269,28 @@ class _LocalRanges:
         self._whole, self._descriptor = whole, descriptor
         found = os.fstat(descriptor)
         self.told: Entry | None = Entry(path, found.st_size, found.st_mtime_ns)
+        # A mount has no block device. What comes through one is worth no page of memory, which costs more time than
+        # its bytes; of a disk's pages, some may be there already.
+        self._direct = once and os.major(found.st_dev) == 0 and go_direct(descriptor, on=True)
         if once:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        # A mount has no block device; of a disk's pages, some may have been there before. Reads go through the page
-        # cache all the same: one that goes by it cannot even be killed while a mount does not answer.
-        self._drops = once and os.major(found.st_dev) == 0
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         done = 0
         with translated(self._whole):
-            while done < len(buffer) and (got := os.preadv(self._descriptor, [buffer[done:]], offset + done)):
+            while done < len(buffer):
+                try:
+                    got = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+                except OSError as error:
+                    if error.errno != errno.EINVAL or not self._direct:
+                        raise
+                    # A file system that gives whole blocks alone past the page cache, where this is no whole one.
+                    self._direct = False
+                    go_direct(self._descriptor, on=False)
+                    continue
+                if not got:
+                    break
                 done += got
-            if self._drops:
-                os.posix_fadvise(self._descriptor, offset, len(buffer), os.POSIX_FADV_DONTNEED)
         return done
 
     def forget(self) -> None:
