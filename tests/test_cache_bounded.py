@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import pty
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ import uc_stage
 from tests.fixtures.exports import make_export
 from tests.fixtures.shell import clean_environment
 from tests.fixtures.shell import uc_stage as command_line
-from uc_stage import caching, holders, pruning, publish
+from uc_stage import caching, holders, locks, pruning, publish
 from uc_stage.errors import NoSpace
 from uc_stage.holders import USED_PATH
 from uc_stage.locks import Lock, reserved
@@ -315,6 +317,107 @@ def test_where_locks_lie_a_copy_that_is_taken_at_the_moment_of_its_eviction_come
     assert caching.plan(CacheRequest(a, cache_dir=root)).state == "fresh"
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_copy_that_is_gone_already_needs_no_eviction(
+    root: str,
+    source: Callable[..., str],
+    cache: Callable[..., CacheReport],
+    monkeypatch: pytest.MonkeyPatch,
+    anew: bool,
+) -> None:
+    a = source("a")
+    path = cache(a).path
+    rename = os.rename
+
+    def late(old: str, new: str) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        if anew:
+            # A user that no lock told of comes at the last moment, and finds nothing in the next.
+            assert holders.hold(path, os.getppid(), lasting=False)
+            rename(old, new)
+            cache(a)
+        else:
+            shutil.rmtree(path)
+            rename(old, new)
+
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+    monkeypatch.setattr(os, "rename", late)
+
+    assert publish.evict(root, path) is None
+    assert publish.evict(root, f"{root}/copies/none") is None
+    assert os.path.isdir(path) == anew
+    assert os.listdir(f"{root}/trash") == []
+
+
+def test_a_disk_that_takes_no_writes_keeps_nobody_from_a_copy(
+    root: str, source: Callable[..., str], cache: Callable[..., CacheReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = source("a")
+    path = cache(a).path
+    real = os.open
+
+    def full(name: str, *arguments: Any, **options: Any) -> int:
+        if str(name).endswith(USED_PATH):
+            raise OSError(errno.EROFS, "Read-only file system", name)
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", full)
+
+    assert cache(a, holder="process").path == path
+
+
+def test_a_process_of_another_container_counts_for_a_day(
+    root: str, source: Callable[..., str], cache: Callable[..., CacheReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = cache(source("a")).path
+    boot = str(locks._machine()).partition(":")[0]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(locks, "_machine", lambda: f"{boot}:pid:[1]")
+        assert holders.hold(path, os.getpid(), lasting=False)
+
+    assert [holder.pid for holder in users(root)[path]] == [os.getpid()]
+    assert publish.evict(root, path) is not None
+    (mark,) = Path(path, ".uc_stage/holders").iterdir()
+    os.utime(mark, (time.time() - 90_000,) * 2)
+    assert publish.evict(root, path) is None
+
+
+CROWD = """
+import os, sys
+import uc_stage
+from uc_stage.errors import NoSpace
+sources, root = sys.argv[3:], sys.argv[1]
+done = 0
+for turn in range(8):
+    name = sources[(turn + int(sys.argv[2])) % len(sources)]
+    if (pid := os.fork()) == 0:
+        try:
+            path = uc_stage.cache(name, cache_dir=root, max_size=250_000)
+        except NoSpace:
+            os._exit(3)
+        with open(f"{path}/data.bin", "rb") as copy, open(f"{name}/data.bin", "rb") as source:
+            os._exit(0 if copy.read() == source.read() else 1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, 3), code
+    done += code == 0
+print(done)
+"""
+
+
+def test_a_crowd_that_wants_more_than_there_is_room_for_gets_whole_copies_or_is_told(
+    root: str, source: Callable[..., str]
+) -> None:
+    sources = [source(name) for name in ("a", "b", "c", "d")]
+    crowd = [start(CROWD, root, str(number), *sources) for number in range(4)]
+
+    outcomes = [process.communicate(timeout=120)[0] for process in crowd]
+
+    assert [process.returncode for process in crowd] == [0] * 4
+    assert sum(map(int, outcomes)) >= 8
+    assert sum(copy.bytes for copy in publish.list_copies(root)) <= 250_000
+    assert os.listdir(f"{root}/trash") == []
+
+
 RACE = """
 import os, sys
 import fcntl
@@ -495,3 +598,17 @@ def test_the_command_lines_plan_names_what_would_go(
     done = command_line(*words, "--headroom", "1.5x")
     assert (done.code, os.path.exists(path)) == (0, False)
     assert f"removed the copy `{path}` of `{tmp_path}/orders` to make room" in done.err
+
+
+def test_who_looks_at_the_users_of_a_copy_keeps_nobody_from_it(
+    root: str, source: Callable[..., str], cache: Callable[..., CacheReport]
+) -> None:
+    a = source("a")
+    path = cache(a).path
+    with ThreadPoolExecutor(1) as pool:
+        with holders.alone(path) as free:
+            assert free
+            waiting = pool.submit(cache, a)
+            time.sleep(0.3)
+            assert not waiting.done()
+        assert waiting.result(30).status == "unchanged"

@@ -22,6 +22,10 @@ _HOLDERS = f"{FOLDER}/holders"
 # A process in another container cannot be asked after: so long it counts as one that lives.
 _UNSEEN_SECONDS = 24 * 3600
 
+# To look at a lock takes a moment, and so does the rename of an eviction.
+_PATIENCE_SECONDS = 5.0
+_POLL_SECONDS = 0.01
+
 # By path, the descriptor whose lock this process, and those it forks, hold to their end.
 _held: dict[str, int] = {}
 
@@ -67,7 +71,7 @@ def hold(path: str, pid: int | None, *, lasting: bool) -> bool:
         # A full disk, or one that takes no writes, evicts nothing: that must not keep anybody from the copy.
         return True
     try:
-        if not _shared(descriptor):
+        if not _shared(descriptor, used):
             return False
         with contextlib.suppress(OSError):
             os.utime(descriptor)
@@ -195,8 +199,14 @@ def _lives(folder: str, name: str) -> bool:
     return False
 
 
-def _shared(descriptor: int) -> bool:
-    return _locked(descriptor, fcntl.LOCK_SH)
+def _shared(descriptor: int, path: str) -> bool:
+    """Shares a lock, past whoever only looks at who holds it; False where the file loses its path meanwhile."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not _locked(descriptor, fcntl.LOCK_SH):
+        if time.monotonic() >= deadline or not _is_at(descriptor, path):
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
 
 
 def _locked(descriptor: int, kind: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import errno
 import hashlib
 import os
 import secrets
@@ -151,6 +152,8 @@ def evict(root: str, path: str, *, forgiven: frozenset[int] = frozenset()) -> St
     with Lock(lock_path(root, _final(root, path))) as lock:
         if not lock.try_acquire():
             return Stays(f"{describe(lock.holder())} works on it")
+        if not os.path.lexists(path):
+            return None
         refuse_unmarked(path)
         if os.path.dirname(path) != f"{root}/{_PARTIAL}" and (why := _foreign(path)):
             return why
@@ -161,11 +164,12 @@ def evict(root: str, path: str, *, forgiven: frozenset[int] = frozenset()) -> St
                 return Stays("a process holds it")
             aside = f"{_trash_of(root, path)}-{secrets.token_hex(3)}"
             with translated(path):
-                os.rename(path, aside)
-            if why := _used(aside, forgiven):
+                try:
+                    os.rename(path, aside)
+                except FileNotFoundError:
+                    return None
+            if (why := _used(aside, forgiven)) and _renamed_back(aside, path):
                 # Where locks lie, somebody can begin between the look and the rename.
-                with translated(path):
-                    os.rename(aside, path)
                 return why
     _finish(aside)
     return None
@@ -198,6 +202,18 @@ def settled(root: str, path: str) -> str:
         if os.path.realpath(above) == os.path.realpath(folder):
             return f"{folder}/{name}"
     return os.path.join(above, name)
+
+
+def _renamed_back(aside: str, path: str) -> bool:
+    """Gives a copy its name again, unless another process has made it anew meanwhile."""
+    with translated(path):
+        try:
+            os.rename(aside, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            return False
+    return True
 
 
 def _used(path: str, forgiven: frozenset[int]) -> Stays | None:
