@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -151,8 +152,7 @@ def test_an_object_that_is_gone_is_named(bucket: Bucket, shelf: Shelf) -> None:
 def test_a_byte_that_flips_once_on_the_way_is_fetched_again(volume: Volume, shelf: Shelf) -> None:
     data = os.urandom(400_000)
     file = hashed(write(volume.backing, "x.bin", data), data)
-    # Each read of the first time.
-    volume.fault("x.bin", flip=300_000, times=7)
+    volume.fault("x.bin", flip=300_000, times=4)
     notes: list[str] = []
 
     class Watcher:
@@ -207,6 +207,38 @@ def test_a_read_that_always_fails_ends_as_unavailable(volume: Volume, shelf: She
         copy_files(open_folder(volume.mount), [file], shelf, 2, SILENT)
     assert volume.reads("x.bin") > 4
     assert os.listdir(f"{shelf.root}/unnamed") == []
+
+
+def test_a_read_that_fails_is_tried_again_as_often_as_asked(volume: Volume, shelf: Shelf) -> None:
+    file = write(volume.backing, "x.bin", b"1")
+    volume.fault("x.bin", error=errno.EIO, times=3)
+    folder = open_folder(volume.mount)
+
+    with pytest.raises(Unavailable, match=r"x\.bin`: Input/output error"):
+        copy_files(folder, [file], shelf, 2, SILENT, retries=0)
+    assert len(copy_files(folder, [file], shelf, 2, SILENT, retries=5)) == 1
+
+
+def test_a_read_that_hangs_is_done_by_another_thread(volume: Volume, shelf: Shelf) -> None:
+    content = {"x.bin": os.urandom(700_000), "y.bin": os.urandom(10)}
+    files = [write(volume.backing, path, data) for path, data in content.items()]
+    volume.fault("x.bin", run="sleep 8", times=1)
+    began = time.monotonic()
+
+    copied = copy_files(open_folder(volume.mount), files, shelf, 3, SILENT, timeout=0.5)
+
+    assert time.monotonic() - began < 8
+    assert {file.path: shelf.read(file) for file in copied} == content
+    assert os.listdir(f"{shelf.root}/unnamed") == []
+
+
+def test_a_source_that_always_hangs_ends_as_unavailable(volume: Volume, shelf: Shelf) -> None:
+    file = write(volume.backing, "x.bin", b"1")
+    volume.fault("x.bin", run="sleep 8")
+
+    with pytest.raises(Unavailable, match=r"x\.bin` did not answer within 0\.3 s, 2 times"):
+        copy_files(open_folder(volume.mount), [file], shelf, 2, SILENT, retries=1, timeout=0.3)
+    assert shelf.named == []
 
 
 def test_a_read_that_is_refused_is_not_tried_again(volume: Volume, shelf: Shelf) -> None:

@@ -1,4 +1,4 @@
-"""Buffers for reads and writes past the page cache: they begin with a page, and are used again."""
+"""Buffers for writes past the page cache: they begin with a page, and are used again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Buffers:
         if self._left == 0:
             return None
         self._left -= 1
-        return pages(self._size, huge=True)
+        return pages(self._size)
 
     def give(self, buffer: memoryview) -> None:
         """Takes a buffer back."""
@@ -36,11 +36,9 @@ class Buffers:
         self._left += 1
 
 
-def pages(size: int, *, huge: bool = False) -> memoryview:
-    """Memory from the start of a page on; where it is `huge`, one page fault brings 2 MiB."""
+def pages(size: int) -> memoryview:
+    """Memory from the start of a page on. Huge pages would save faults, and stall where memory is in pieces."""
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # A child that is forked while a read past the page cache is under way would take the page with it.
+    # A child that is forked while a write past the page cache is under way would take the page with it.
     memory.madvise(mmap.MADV_DONTFORK)
-    if huge:
-        memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)

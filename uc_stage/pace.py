@@ -57,6 +57,7 @@ class Pace:
         elif now >= self._rest_until:
             self._raise(rate, self.limit + max(1, self.limit // 4))
         self._seconds = min(seconds, self._seconds or seconds)
+        self._rate = self._rate or rate
         self._begin(now)
 
     def _raise(self, rate: float, limit: int) -> None:

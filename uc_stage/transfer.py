@@ -1,8 +1,8 @@
 """The copy of many files by many threads: ranges of large files and whole small ones from one queue.
 
-Each file is hashed as its bytes pass, and checked before it is handed over for its name. Mounts
-are read and large files are written past the page cache: pages cost more time than their bytes, and push out what is
-read again. Memory is bounded by `_BUFFERS` of `RANGE_BYTES`, and a small buffer a thread.
+Each file is hashed as its bytes pass, and checked before it is handed over for its name. Large
+files are written past the page cache: its pages cost more time than their bytes, and push out what is read again.
+Memory is bounded by `_BUFFERS` of `RANGE_BYTES`, and a small buffer a thread.
 """
 
 from __future__ import annotations
@@ -274,11 +274,12 @@ class _Transfer:
         view = buffer[:length]
         began = time.monotonic()
         try:
-            told, got = reader.read(view, offset)
+            told = reader.told()
+            with state.lock:
+                self._begin(state, told)
+            got = reader.read(view, offset)
         finally:
             self._count(reader, length, time.monotonic() - began)
-        with state.lock:
-            self._begin(state, told)
         if got < length:
             raise VerificationFailed(
                 f"`{state.whole}` is shorter than its listed {state.asked.bytes} bytes",
@@ -484,17 +485,13 @@ class _Reader:
             )
         return entry
 
-    def read(self, buffer: memoryview, offset: int) -> tuple[Entry | None, int]:
-        """Fills the buffer from the offset on, as far as the file goes.
+    def told(self) -> Entry | None:
+        """Size and time of the file as its opening told them, if it did."""
+        return self._persist(lambda: self._open().told)
 
-        Gives size and time of the file as its opening told them, if it did, and the bytes read.
-        """
-
-        def act() -> tuple[Entry | None, int]:
-            ranges = self._open()
-            return ranges.told, ranges.read_into(buffer, offset)
-
-        return self._persist(act)
+    def read(self, buffer: memoryview, offset: int) -> int:
+        """Fills the buffer from the offset on, as far as the file goes, and gives the bytes read."""
+        return self._persist(lambda: self._open().read_into(buffer, offset))
 
     def forget(self) -> None:
         """Makes the next read ask the storage."""
@@ -514,6 +511,9 @@ class _Reader:
             self._path = self.state.asked.path
         if self._ranges is None:
             self._ranges = self._folder.ranges(self._path, once=True)
+            if self.state.hangs:
+                # Else it would wait for the same pages.
+                self._ranges.forget()
         return self._ranges
 
     def _persist(self, act: Callable[[], _T]) -> _T:

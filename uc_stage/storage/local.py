@@ -34,6 +34,9 @@ _LISTERS = 64
 # A look that takes longer was a round trip: the next ones in that folder go many at once.
 _QUICK_SECONDS = 0.002
 
+# The kernel reads so far ahead by itself.
+_AHEAD_BYTES = 128 * 1024
+
 # So often a new file's folders are made, where somebody removes them.
 _ATTEMPTS = 5
 
@@ -269,33 +272,30 @@ class _LocalRanges:
         self._whole, self._descriptor = whole, descriptor
         found = os.fstat(descriptor)
         self.told: Entry | None = Entry(path, found.st_size, found.st_mtime_ns)
-        # A mount has no block device. What comes through one is worth no page of memory, which costs more time than
-        # its bytes; of a disk's pages, some may be there already.
-        self._direct = once and os.major(found.st_dev) == 0 and go_direct(descriptor, on=True)
         if once:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        # A mount has no block device; of a disk's pages, some may have been there before. Reads go through the page
+        # cache at first: one that passes it cannot even be killed while a mount does not answer.
+        self._drops = once and os.major(found.st_dev) == 0
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         done = 0
         with translated(self._whole):
-            while done < len(buffer):
-                try:
-                    got = os.preadv(self._descriptor, [buffer[done:]], offset + done)
-                except OSError as error:
-                    if error.errno != errno.EINVAL or not self._direct:
-                        raise
-                    # A file system that gives whole blocks alone past the page cache, where this is no whole one.
-                    self._direct = False
-                    go_direct(self._descriptor, on=False)
-                    continue
-                if not got:
-                    break
+            if self._drops and len(buffer) > _AHEAD_BYTES:
+                # All requests go out at once.
+                os.posix_fadvise(self._descriptor, offset, len(buffer), os.POSIX_FADV_WILLNEED)
+            while done < len(buffer) and (got := os.preadv(self._descriptor, [buffer[done:]], offset + done)):
                 done += got
+            if self._drops:
+                os.posix_fadvise(self._descriptor, offset, len(buffer), os.POSIX_FADV_DONTNEED)
         return done
 
     def forget(self) -> None:
         with translated(self._whole):
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        if self._drops:
+            # Pages that a hung read holds are not forgotten.
+            self._drops = not go_direct(self._descriptor, on=True)
 
     def close(self) -> None:
         os.close(self._descriptor)
