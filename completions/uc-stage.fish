@@ -48,6 +48,8 @@ complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l reserve -x -d 'Sp
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l headroom -x -d 'What a loader will write beside the copy  20GB, or 1.8x its size'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l max-size -x -d 'Most bytes of all copies in the cache folder'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l timeout -x -d 'Longest wait for another process'\''s copy'
+complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l retries -x -d 'Further tries of a read that fails'
+complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l read-timeout -x -d 'A read that takes longer has failed'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l check -d 'Print fresh, stale, partial or absent; copy and read nothing'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l force -d 'Do it again where it is done already'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l dry-run -s n -d 'Print what would be done, and do nothing'

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.exports import make_export, put_manifest
 from uc_stage import caching, transfer
+from uc_stage.buffers import SMALL_BYTES
 from uc_stage.caching import making, places
 from uc_stage.errors import (
     AccessDenied,
@@ -539,9 +540,9 @@ def test_a_lock_that_locks_nobody_out_costs_no_bytes(
     plan = caching.plan(request)
     copy_files = transfer.copy_files
 
-    def overtaken(*arguments: object) -> list[CopyFile]:
+    def overtaken(*arguments: object, **options: object) -> list[CopyFile]:
         monkeypatch.setattr(making, "copy_files", copy_files)
-        copied = copy_files(*arguments)  # type: ignore[arg-type]  # passed on as they came
+        copied = copy_files(*arguments, **options)  # type: ignore[arg-type]  # passed on as they came
         # The other run finds all files there, and is quicker to publish.
         caching.run(request)
         return copied
@@ -842,7 +843,7 @@ def test_a_copys_name_is_one_plain_part_of_a_path(url: str) -> None:
 
 
 def test_the_default_number_of_threads_holds_memory_within_a_quarter_of_a_gigabyte() -> None:
-    assert (transfer.DEFAULT_JOBS + transfer._SPARE_BUFFERS) * transfer.RANGE_BYTES <= 256 * 1024**2
+    assert transfer._BUFFERS * transfer.RANGE_BYTES + transfer.DEFAULT_JOBS * SMALL_BYTES <= 256 * 1024**2
 
 
 def test_a_users_file_in_a_copy_is_never_removed(source: str, cache: Callable[..., CacheReport]) -> None:

@@ -55,10 +55,10 @@ def test_reads_that_take_much_longer_for_no_more_bytes_become_fewer() -> None:
     pace = Pace(64, 0.0)
     now = play(pace, source(64), 0.0, 2)
     pace.failed(now)
-    now = play(pace, source(64), now, 1)
+    now = play(pace, source(64), now, 4)
     before = pace.limit
 
-    play(pace, [max(1.0, rate / 10) for rate in source(64)], now, 2)
+    play(pace, [max(1.0, rate / 10) for rate in source(64)], now, 6)
 
     assert pace.limit < before
 

@@ -156,6 +156,8 @@ def cache(
     headroom: int | str = 0,
     max_size: int | None = None,
     timeout: float | None = None,
+    retries: int = 4,
+    read_timeout: float = 60.0,
     force: bool = False,
     progress: Progress | None = None,
 ) -> str:
@@ -173,6 +175,8 @@ def cache(
         headroom: bytes that a loader will write beside the copy, or a multiple of its size such as `1.8x`.
         max_size: the most bytes that all copies in the cache folder may have.
         timeout: the longest wait for another process's copy, in seconds.
+        retries: how often a read that fails or hangs is tried again.
+        read_timeout: the seconds after which a read hangs.
         force: copy again what is there already.
         progress: who is told of progress; nobody by default.
 
@@ -192,6 +196,8 @@ def cache(
         jobs=jobs,
         reserve=reserve,
         timeout=timeout,
+        retries=retries,
+        read_timeout=read_timeout,
         force=force,
         headroom=headroom_bytes,
         headroom_factor=headroom_factor,

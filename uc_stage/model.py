@@ -294,6 +294,8 @@ class CacheRequest:
         headroom: bytes that a loader will write beside the copy.
         headroom_factor: the same as a multiple of the copy's bytes; both count.
         max_size: the most bytes that all copies in the cache folder may have.
+        retries: how often a read that fails or hangs is tried again.
+        read_timeout: the seconds after which a read hangs.
         holder: which process holds the copy until it ends: this one, or the one that started this command line.
     """
 
@@ -308,6 +310,8 @@ class CacheRequest:
     headroom: int = 0
     headroom_factor: float = 0.0
     max_size: int | None = None
+    retries: int = 4
+    read_timeout: float = 60.0
     holder: Literal["process", "caller"] = "process"
 
 

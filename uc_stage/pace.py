@@ -51,11 +51,13 @@ class Pace:
             self._settle(now)
         elif self._climbing or (raised and paid):
             self._raise(rate, 2 * self.limit if self._climbing else self.limit + max(1, self.limit // 4))
-        elif seconds > _SLOWER * self._seconds > 0 and not paid:
-            self.limit = max(1, self.limit - self.limit // 4)
-            self._settle(now)
         elif now >= self._rest_until:
-            self._raise(rate, self.limit + max(1, self.limit // 4))
+            # Not before: the reads of a round may be older than its limit.
+            if seconds > _SLOWER * self._seconds > 0 and not paid:
+                self.limit = max(1, self.limit - self.limit // 4)
+                self._settle(now)
+            else:
+                self._raise(rate, self.limit + max(1, self.limit // 4))
         self._seconds = min(seconds, self._seconds or seconds)
         self._rate = self._rate or rate
         self._begin(now)

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 DEFAULT_JOBS = 96
-DEFAULT_RETRIES = 4
-DEFAULT_TIMEOUT = 60.0
 RANGE_BYTES = 4 * 1024**2
 
 # Ranges that are read, and those that came before their turn to be hashed, are in these.
@@ -79,8 +77,8 @@ def copy_files(
     jobs: int,
     progress: Progress,
     *,
-    retries: int = DEFAULT_RETRIES,
-    timeout: float = DEFAULT_TIMEOUT,
+    retries: int = 4,
+    timeout: float = 60.0,
 ) -> list[CopyFile]:
     """Copies files of a folder into a sink and gives them with the time and the hash that each copy has.
 

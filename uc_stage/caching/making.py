@@ -63,7 +63,15 @@ def make(current: CachePlan, place: Place, manifest: bytes | None, lock: Lock, p
             publication.drop()
         raise
     shared.phase("copy", total=size)
-    copied = copy_files(open_folder(current.source), missing, publication, jobs, shared)
+    copied = copy_files(
+        open_folder(current.source),
+        missing,
+        publication,
+        jobs,
+        shared,
+        retries=request.retries,
+        timeout=request.read_timeout,
+    )
     files = tuple(sorted([*good, *copied], key=lambda file: file.path))
     record = replace(blank, created_at=now(), files=files)
     instead = damaged is not None

@@ -88,6 +88,22 @@ def cache(
             help="Longest wait for another process's copy.",
         ),
     ] = None,
+    retries: Annotated[
+        int,
+        typer.Option(
+            "--retries", envvar="UC_STAGE_RETRIES", metavar="N", min=0, help="Further tries of a read that fails."
+        ),
+    ] = 4,
+    read_timeout: Annotated[
+        float,
+        typer.Option(
+            "--read-timeout",
+            envvar="UC_STAGE_READ_TIMEOUT",
+            metavar="SECONDS",
+            min=0.1,
+            help="A read that takes longer has failed.",
+        ),
+    ] = 60,
     check: Annotated[
         bool,
         typer.Option(
@@ -115,6 +131,8 @@ def cache(
         jobs=jobs,
         reserve=parse_size(reserve, "--reserve"),
         timeout=timeout,
+        retries=retries,
+        read_timeout=read_timeout,
         check=check,
         force=force,
         headroom=headroom_bytes,
