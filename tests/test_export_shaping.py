@@ -390,6 +390,9 @@ def test_nulls_that_the_log_does_not_tell_of_keep_an_export_from_being_published
     [
         ({"shuffle": True, "order_by": ("id",)}, "`--shuffle` and `--order-by` exclude each other"),
         ({"files": 2, "world_size": 2}, "`--files` and `--world-size` exclude each other"),
+        ({"compression": "gzip"}, "`--compression` is `gzip`"),
+        ({"loader": "pytorch"}, "`--for` is `pytorch`"),
+        ({"engine": "lokal"}, "`--engine` is `lokal`"),
         ({"files": 2, "files_per_worker": 2}, "`--files` and `--files-per-worker` exclude each other"),
         ({"files_per_worker": 2}, "`--files-per-worker` needs `--world-size` or `--workers`"),
         ({"split_by": "id"}, "`--split-by` needs `--split`"),

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, overload
 
+from uc_stage import errors
+
 __version__ = "0.1.0"
-__all__ = ["bench", "cache", "export", "inspect", "prune"]
+__all__ = ["bench", "cache", "errors", "export", "inspect", "prune"]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -237,6 +237,7 @@ def _export_plan(plan: ExportPlan) -> list[tuple[str, str]]:
         ("limit", None if source.limit is None else f"{source.limit:,}"),
         ("sample", None if source.sample is None else f"{source.sample:g}"),
         ("order", "shuffled" if layout.shuffle else ", ".join(layout.order_by)),
+        ("splits", ", ".join(layout.splits)),
         ("split by", layout.split_by),
         ("seed", None if source.seed is None else str(source.seed)),
         *((split.name, _planned_split(split, plan)) for split in plan.splits),

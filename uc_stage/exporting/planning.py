@@ -5,11 +5,20 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from uc_stage.errors import InvalidRequest, VerificationFailed
 from uc_stage.manifest import FOLDER, content_id
-from uc_stage.model import DEFAULT_COMPRESSION, DEFAULT_ROW_GROUP_BYTES, ExportPlan, Layout, PlannedSplit
+from uc_stage.model import (
+    DEFAULT_COMPRESSION,
+    DEFAULT_ROW_GROUP_BYTES,
+    Compression,
+    EngineName,
+    ExportPlan,
+    Layout,
+    Loader,
+    PlannedSplit,
+)
 from uc_stage.publish import read_manifest
 
 if TYPE_CHECKING:
@@ -34,6 +43,7 @@ def check_flags(request: ExportRequest) -> None:
     Raises:
         InvalidRequest: naming the flag.
     """
+    _check_choices(request)
     _check_numbers(request)
     _check_splits(request)
     exclusive = (
@@ -55,6 +65,18 @@ def check_flags(request: ExportRequest) -> None:
         raise InvalidRequest(
             f"`--as-is` copies the table's files, and `{asked[0]}` needs them written anew", hint="give one of the two"
         )
+
+
+def _check_choices(request: ExportRequest) -> None:
+    """The command line knows these words by itself; a caller in Python may write any."""
+    choices = {
+        "--engine": (request.engine, get_args(EngineName)),
+        "--compression": (request.compression, get_args(Compression)),
+        "--for": (request.loader, get_args(Loader)),
+    }
+    for flag, (value, known) in choices.items():
+        if value not in known:
+            raise InvalidRequest(f"`{flag}` is `{value}`", hint=f"it is one of {', '.join(known)}")
 
 
 def _is_pinned(request: ExportRequest) -> bool:
