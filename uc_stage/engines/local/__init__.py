@@ -14,6 +14,7 @@ from uc_stage.engines.conditions import condition
 from uc_stage.engines.delta.log import FOLDER, DeltaLog
 from uc_stage.engines.delta.replay import replay
 from uc_stage.engines.delta.table_files import OTHER_ENGINE, TableFiles, no_table
+from uc_stage.engines.local.arrays import reusing_memory
 from uc_stage.engines.local.as_is import copy_files, copyable
 from uc_stage.engines.local.scan import Table
 from uc_stage.engines.local.shaping import count_rows, shaped_rows
@@ -103,7 +104,7 @@ class LocalEngine:
         columns = source.columns or tuple(table.schema.names)
         shaped = shaped_rows(table, source, plan.layout, columns, _condition(table, source), plan.request.memory)
         # Whoever holds the exception of a write that failed would hold the threads that read, too.
-        with closing(shaped) as rows:
+        with reusing_memory(), closing(shaped) as rows:
             cast = ((split, cast_batch(batch, selection.schema, selection.casts)) for split, batch in rows)
             return write_splits(cast, selection.schema, plan, publication, progress)
 
