@@ -216,8 +216,8 @@ def test_a_table_larger_than_the_budget_is_shuffled_within_it(tmp_path: Path) ->
         )
         peaks.append(int(done.stdout))
         assert sorted(ids(dest)) == list(range(size * 200_000))
-    # Four times the rows are 120 MB more.
-    assert peaks[1] - peaks[0] < 60 * 1024
+    # Four times the rows are 120 MB more, and to hold and gather them takes that twice.
+    assert peaks[1] - peaks[0] < 100 * 1024
 
 
 @pytest.fixture
