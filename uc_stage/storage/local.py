@@ -37,6 +37,9 @@ _QUICK_SECONDS = 0.002
 # The kernel reads so far ahead by itself.
 _AHEAD_BYTES = 128 * 1024
 
+# So much may wait in the page cache before the system is asked to begin with it.
+_WRITEBACK_BYTES = 32 * 1024**2
+
 # So often a new file's folders are made, where somebody removes them.
 _ATTEMPTS = 5
 
@@ -245,6 +248,7 @@ class _Durable:
 
     def __init__(self, path: str) -> None:
         self._file = open(path, "xb")  # noqa: SIM115 - `close` is this class's purpose
+        self._waiting = 0
 
     def __enter__(self) -> Self:
         return self
@@ -254,6 +258,16 @@ class _Durable:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
+
+    def write(self, data: Any) -> int:
+        """Writes, and has the system begin with its own writing now and then, or all of it would wait for the sync."""
+        count = self._file.write(data)
+        self._waiting += count
+        if self._waiting >= _WRITEBACK_BYTES:
+            self._waiting = 0
+            with contextlib.suppress(OSError):  # it is advice, which a file system may refuse
+                os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return count
 
     def close(self) -> None:
         if self._file.closed:
