@@ -48,13 +48,13 @@ def make_table(path: str, rows: int, step: int = 250_000) -> None:
 
 def ours(table: str, dest: str) -> float:
     # Loaded before the clock starts, as the others' libraries are.
-    import deltalake  # noqa: F401
+    import deltalake  # noqa: F401 - loaded, not used
     import pyarrow.compute
-    import pyarrow.parquet  # noqa: F401
-    import xxhash  # noqa: F401
+    import pyarrow.parquet  # noqa: F401 - loaded, not used
+    import xxhash  # noqa: F401 - loaded, not used
 
     from uc_stage import exporting
-    from uc_stage.engines import local  # noqa: F401
+    from uc_stage.engines import local  # noqa: F401 - loaded, not used
     from uc_stage.model import ExportRequest, TableRef
 
     began = time.perf_counter()

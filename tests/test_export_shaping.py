@@ -344,7 +344,7 @@ def test_files_that_hold_other_than_the_rows_do_not_go_over_as_they_are(tmp_path
     write_deltalake(
         table, pa.table({"id": [11], "half": [0.5], "text": ["x"], "more": [1]}), mode="append", schema_mode="merge"
     )
-    with pytest.raises(InvalidRequest, match=r"does not hold `more` as `int64` but not at all"):
+    with pytest.raises(InvalidRequest, match=r"holds `more`, which is `int64` in the table, not at all"):
         planned(table, dest, as_is=True)
 
 
@@ -412,6 +412,7 @@ def test_nulls_that_the_log_does_not_tell_of_keep_an_export_from_being_published
         ({"order_by": ("id", "ID desc")}, "`--order-by` names a column twice"),
         ({"splits": (("train", 1.0),), "split_by": "half"}, "`--split-by half`: values of type `double`"),
         ({"as_is": True, "shuffle": True}, "`--as-is` copies the table's files, and `--shuffle`"),
+        ({"as_is": True, "workers": 2}, "`--as-is` copies the table's files, and `--workers`"),
         ({"as_is": True, "compression": "snappy"}, "`--as-is` copies the table's files, and `--compression`"),
         ({"as_is": True, "where": "id > 1"}, "`--as-is` copies the table's files, and `--where`"),
         ({"query": "SELECT 1", "engine": "local"}, "`--query` and `--engine local` exclude each other"),

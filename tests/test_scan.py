@@ -151,7 +151,7 @@ def test_closing_a_scan_early_ends_its_threads(tmp_path: Path) -> None:
 
     next(scan)
     assert reading()
-    scan.close()  # type: ignore[attr-defined]  # it is a generator
+    scan.close()
 
     assert not reading()
 

@@ -18,7 +18,7 @@ from uc_stage.manifest import COPY_PATH, MANIFEST_PATH, Manifest
 from uc_stage.model import CachePlan, CacheReport
 from uc_stage.progress import SILENT
 from uc_stage.publish import prepare_root, refuse_unsafe_root
-from uc_stage.ranks import read_ranks
+from uc_stage.ranks import read_rank
 from uc_stage.sources import open_source
 from uc_stage.storage import open_folder
 
@@ -98,7 +98,7 @@ def _execute(planned: CachePlan, progress: Progress, began: float) -> CacheRepor
     before = _stamp(place.path)
     with Lock(place.lock) as lock:
         lock.acquire(request.timeout, lambda holder: progress.note(_waiting(holder)))
-        lock.tell(at_once=True, rank=read_ranks().rank)
+        lock.tell(at_once=True, rank=read_rank())
         current = survey(request, planned.source, planned.generation, planned.manifest_id, planned.files)
         if current.state == "fresh" and (not request.force or _stamp(place.path) != before):
             report = _report(current, "unchanged", began)

@@ -29,8 +29,7 @@ _UNSTABLE = {
     "input_file_name", "java_method", "localtimestamp", "monotonically_increasing_id", "now", "rand", "randn", "random",
     "randstr", "reflect", "session_user", "shuffle", "spark_partition_id", "try_reflect", "uniform", "user", "uuid",
 }  # fmt: skip
-
-
+# Of a table's columns, in a hint.
 _MOST_NAMED = 20
 
 
@@ -170,15 +169,15 @@ def moment_kind(cast: exp.Cast) -> str | None:
 
 def moment_of(text: str) -> tuple[dt.datetime, bool, bool] | None:
     """A date or time as text, as a UTC moment, with whether it has a time of day and a zone; None if it is none."""
-    match = _MOMENT.fullmatch(text)
-    if match is None:
+    found = _MOMENT.fullmatch(text)
+    if found is None:
         return None
-    time, zone = match["time"] or "00:00", match["zone"] or "+00:00"
+    time, zone = found["time"] or "00:00", found["zone"] or "+00:00"
     fraction = time.partition(".")[2]
     time = time.partition(".")[0] + (f".{fraction:0<6}" if fraction else "")
     try:
-        moment = dt.datetime.fromisoformat(f"{match['date']}T{time}{'+00:00' if zone in ('Z', 'UTC') else zone}")
-        return moment.astimezone(dt.timezone.utc), match["time"] is not None, match["zone"] is not None
+        moment = dt.datetime.fromisoformat(f"{found['date']}T{time}{'+00:00' if zone in ('Z', 'UTC') else zone}")
+        return moment.astimezone(dt.timezone.utc), found["time"] is not None, found["zone"] is not None
     except (ValueError, OverflowError):
         return None
 

@@ -1,7 +1,7 @@
-"""The one form in which an export's columns are written and recorded, whatever engine read them.
+"""What an export's columns are recorded as, and which of them are written with a dictionary.
 
-The local engine brings what it read to `normalised`, writes files of that schema, and records `fields` of it; the Spark
-engine records those of the Arrow types that Spark's own are written as.
+Engines give schemas of *plain* types: strings, binaries and lists of 32-bit offsets, a list's elements called `element`;
+timestamps in microseconds, in UTC or without a zone; all nullable.
 """
 
 from __future__ import annotations
@@ -14,42 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-
 _SAMPLE_ROWS = 8192
-
-
-def normalised(schema: pa.Schema) -> pa.Schema:
-    """A schema with plain types: strings, binaries and lists of 32-bit offsets, timestamps in microseconds.
-
-    Views, large types and dictionaries become what they hold; every column, field, element and value is nullable.
-    """
-    import pyarrow as pa
-
-    return pa.schema([pa.field(field.name, plain(field.type)) for field in schema])
-
-
-def plain(kind: pa.DataType) -> pa.DataType:
-    """The plain form of one type, at every depth."""
-    import pyarrow as pa
-    import pyarrow.types as is_a
-
-    if isinstance(kind, pa.BaseExtensionType):
-        return plain(kind.storage_type)
-    if is_a.is_dictionary(kind):
-        return plain(kind.value_type)
-    if is_a.is_string_view(kind) or is_a.is_large_string(kind):
-        return pa.string()
-    if is_a.is_binary_view(kind) or is_a.is_large_binary(kind) or is_a.is_fixed_size_binary(kind):
-        return pa.binary()
-    if is_a.is_timestamp(kind):
-        return pa.timestamp("us", "UTC" if kind.tz else None)
-    if is_a.is_struct(kind):
-        return pa.struct([pa.field(field.name, plain(field.type)) for field in kind])
-    if is_a.is_map(kind):
-        return pa.map_(plain(kind.key_type), plain(kind.item_type))
-    if is_a.is_list(kind) or is_a.is_large_list(kind) or is_a.is_fixed_size_list(kind) or is_a.is_list_view(kind):
-        return pa.list_(pa.field("element", plain(kind.value_type)))
-    return kind
 
 
 def fields(schema: pa.Schema) -> tuple[Field, ...]:
@@ -85,5 +50,5 @@ def _parquet(schema: pa.Schema) -> pq.ParquetSchema:
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
-    pq.ParquetWriter(sink, normalised(schema), store_schema=False).close()
+    pq.ParquetWriter(sink, schema, store_schema=False).close()
     return pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema

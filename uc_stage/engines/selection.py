@@ -15,7 +15,7 @@ from uc_stage.model import Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from uc_stage.model import ExportRequest
+    from uc_stage.model import ExportRequest, Layout
 
 _DIRECTION = re.compile(r"(?P<name>.+?)\s+(?P<direction>asc|desc)", re.IGNORECASE | re.DOTALL)
 _UNORDERED = {"struct", "list", "map", "void", "variant"}
@@ -86,6 +86,12 @@ class Selection:
             sample=request.sample,
             seed=request.seed if draws else None,
         )
+
+
+def splits(layout: Layout) -> list[tuple[str, float]]:
+    """The splits of a layout by name and fraction of the rows."""
+    terms = [term.rpartition("=") for term in layout.splits]
+    return [(name, float(fraction)) for name, _, fraction in terms] or [("train", 1.0)]
 
 
 def ordering(order_by: str) -> tuple[str, bool]:

@@ -38,6 +38,11 @@ def checked_splits(
     footers = read_footers(folder, every, progress, nulls=expected is not None)
     splits = {}
     for split in plan.splits:
+        if len(names[split.name]) != split.files:
+            raise VerificationFailed(
+                f"the split `{split.name}` should have {split.files} files, and {len(names[split.name])} were written",
+                hint="run the export again",
+            )
         splits[split.name] = tuple(
             _checked_file(plan, folder, name, footers[name], written.get(name)) for name in names[split.name]
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
@@ -18,6 +17,7 @@ from uc_stage.model import (
     Layout,
     Loader,
     PlannedSplit,
+    TableRef,
 )
 from uc_stage.publish import read_manifest
 
@@ -32,7 +32,6 @@ _FILE_BYTES = 512 * 1024**2
 # Far below the 2 GiB that 32-bit offsets of one Arrow column reach, whatever the encoding saves.
 _MOST_ROW_GROUP_BYTES = 1024**3
 _LEAST_MEMORY = 16 * 1024**2
-_PINNED = re.compile(r"@v\d+$")
 # The splits that Hugging Face finds by a file's name.
 SPLITS = ("train", "validation", "test")
 
@@ -139,6 +138,7 @@ def _against_as_is(request: ExportRequest) -> list[str]:
         "--where": request.where, "--limit": request.limit, "--cast": request.casts, "--sample": request.sample,
         "--shuffle": request.shuffle, "--order-by": request.order_by, "--split": request.splits,
         "--files": request.files, "--file-size": request.file_bytes, "--world-size": request.world_size,
+        "--workers": request.workers, "--files-per-worker": request.files_per_worker,
         "--equal-rows": request.equal_rows, "--drop-remainder": request.drop_remainder,
         "--engine spark": request.engine == "spark",
         "--compression": request.compression != DEFAULT_COMPRESSION,
@@ -186,7 +186,7 @@ def plan_export(request: ExportRequest, engine: Engine, reason: str, folder: Fol
         manifest is not None
         and manifest.id == identity
         and not request.force
-        and all(_PINNED.search(table) for table in snapshot.source.tables)
+        and all(TableRef.parse(table).version is not None for table in snapshot.source.tables)
         and _is_whole(folder, manifest)
     )
     if manifest is not None and unchanged:
@@ -219,7 +219,7 @@ def _planned_splits(snapshot: Snapshot, layout: Layout, engine: Engine, progress
         progress.phase("count")
         counts = engine.count(snapshot, layout)
     total = sum(counts.values())
-    files = max(1, snapshot.files or 1) if layout.as_is else layout.files or _files_of(layout, total, snapshot, engine)
+    files = (snapshot.files or 1) if layout.as_is else layout.files or _files_of(layout, total, snapshot, engine)
     splits = []
     for name, rows in counts.items():
         if total and not rows:
@@ -228,14 +228,14 @@ def _planned_splits(snapshot: Snapshot, layout: Layout, engine: Engine, progress
                 hint="give it a larger fraction, another `--seed`, or a `--split-by` of more values",
             )
         # By its share of the rows, where the files of all splits together are planned by their bytes.
-        own = files if layout.files is not None or layout.as_is else -(-files * rows // max(1, total))
+        own = files if layout.files is not None else -(-files * rows // max(1, total))
         own = -(-max(1, own) // layout.multiple_of) * layout.multiple_of
-        if own > rows > 0 and (layout.multiple_of > 1 or layout.equal_rows) and not layout.as_is:
+        if own > rows > 0 and (layout.multiple_of > 1 or layout.equal_rows):
             raise InvalidRequest(
                 f"the split `{name}` has {rows} rows, too few for {own} files",
                 hint="lower `--world-size`, `--workers` or `--files`, or take more rows",
             )
-        own = own if layout.as_is else max(1, min(own, rows))
+        own = max(1, min(own, rows))
         dropped = rows % own if layout.drop_remainder else 0
         splits.append(PlannedSplit(name, rows - dropped, own, dropped))
     return tuple(splits)

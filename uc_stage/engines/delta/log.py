@@ -108,7 +108,7 @@ class DeltaLog:
         first = 0 if 0 in self.modified else min(whole or known)
         return first, max(known)
 
-    def require(self, version: int, table: str) -> None:
+    def require(self, version: int) -> None:
         """Refuses a version that the log does not hold.
 
         Raises:
@@ -116,7 +116,9 @@ class DeltaLog:
         """
         span = self.versions()
         if span is not None and not span[0] <= version <= span[1]:
-            raise NotFound(f"`{table}` has no version {version}", hint=f"it has the versions {span[0]} to {span[1]}")
+            raise NotFound(
+                f"`{self.files.table}` has no version {version}", hint=f"it has the versions {span[0]} to {span[1]}"
+            )
 
     def committed_at(self, version: int, configuration: Mapping[str, str | None]) -> dt.datetime | None:
         """When a version was committed: its in-commit timestamp where the table has those, else its file's time.
@@ -135,7 +137,7 @@ class DeltaLog:
             return dt.datetime.fromtimestamp(millis / 1000, dt.timezone.utc)
         return self.modified[version].astimezone(dt.timezone.utc)
 
-    def version_at(self, timestamp: str, configuration: Mapping[str, str | None], table: str) -> int:
+    def version_at(self, timestamp: str, configuration: Mapping[str, str | None]) -> int:
         """The newest version that was there at an ISO 8601 time; one without a zone is UTC.
 
         As in Spark, a time before the first commit or after the last one is refused.
@@ -143,7 +145,7 @@ class DeltaLog:
         Raises:
             InvalidRequest: not a time. NotFound: it says when the first and the last commit were.
         """
-        moment = read_timestamp(timestamp)
+        moment, table = read_timestamp(timestamp), self.files.table
         span = self.versions()
         versions = sorted(version for version in self.modified if span is not None and version >= span[0])
         times = self._times(versions, configuration)

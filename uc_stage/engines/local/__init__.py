@@ -21,13 +21,14 @@ from uc_stage.engines.local.shaping import count_rows, shaped_rows
 from uc_stage.engines.local.writing import write_splits
 from uc_stage.engines.schema import fields
 from uc_stage.engines.selection import Selection, ordering
-from uc_stage.errors import Unsupported, from_os_error
+from uc_stage.errors import NotFound, Unsupported, from_os_error
 from uc_stage.model import DEFAULT_MEMORY, Snapshot, Source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from uc_stage.engines.conditions import Condition
+    from uc_stage.engines.delta.replay import DataFile
     from uc_stage.model import ExportPlan, ExportRequest, Layout
     from uc_stage.progress import Progress
     from uc_stage.publish import Publication
@@ -48,6 +49,9 @@ class LocalEngine:
 
     def __init__(self) -> None:
         self._opened: dict[tuple[str, int], Table] = {}
+        # What takes long to find out, and is asked for again: by the table's schema, and by its footers.
+        self._conditions: dict[tuple[str, int, str], Condition] = {}
+        self._copied: dict[tuple[str, int], list[DataFile]] = {}
         self._memory = DEFAULT_MEMORY
 
     @property
@@ -63,11 +67,11 @@ class LocalEngine:
         opened = _open(location, options, asked.text, asked.version, asked.timestamp)
         table, state = opened.table, opened.table.state
         selection = Selection.of(request, table.schema)
-        _refuse_own_order(table, selection)
         name = location if os.path.isabs(location) else asked.text
         source = selection.source(request, name, state.table_id, state.version, opened.timestamp)
         self._opened[name, state.version] = table
-        files = len(copyable(table)) if request.as_is else len(table.files)
+        _refuse_own_order(table, selection, self._condition(source))
+        files = len(self._copyable(source)) if request.as_is else len(table.files)
         is_whole = source.where is None and source.sample is None
         rows = table.rows if is_whole else None
         null_counts = None
@@ -90,19 +94,19 @@ class LocalEngine:
     def count(self, snapshot: Snapshot, layout: Layout) -> dict[str, int]:
         """The rows of each split, counted by reading where the log alone does not tell."""
         table = self._table(snapshot.source)
-        return count_rows(table, snapshot.source, layout, _condition(table, snapshot.source), self._memory)
+        return count_rows(table, snapshot.source, layout, self._condition(snapshot.source), self._memory)
 
     def write(self, plan: ExportPlan, publication: Publication, progress: Progress) -> dict[str, tuple[str, ...]]:
         """Streams the snapshot into the plan's files and gives their names."""
         source = plan.snapshot.source
         table = self._table(source)
         selection = Selection.of(plan.request, table.schema)
-        if plan.layout.as_is and (files := copyable(table)):
+        if plan.layout.as_is and (files := self._copyable(source)):
             names = tuple(publication.name("train", index, len(files)) for index in range(len(files)))
             copy_files(table, files, names, publication, progress)
             return {"train": names}
         columns = source.columns or tuple(table.schema.names)
-        shaped = shaped_rows(table, source, plan.layout, columns, _condition(table, source), plan.request.memory)
+        shaped = shaped_rows(table, source, plan.layout, columns, self._condition(source), plan.request.memory)
         # Whoever holds the exception of a write that failed would hold the threads that read, too.
         with reusing_memory(), closing(shaped) as rows:
             cast = ((split, cast_batch(batch, selection.schema, selection.casts)) for split, batch in rows)
@@ -111,6 +115,8 @@ class LocalEngine:
     def close(self) -> None:
         """Lets go of the tables."""
         self._opened.clear()
+        self._conditions.clear()
+        self._copied.clear()
 
     def _table(self, source: Source) -> Table:
         """The table that `resolve` opened for a source; after a `close`, the same version again."""
@@ -120,36 +126,44 @@ class LocalEngine:
             self._opened[key] = _open(location, options, source.table, source.version, None).table
         return self._opened[key]
 
+    def _condition(self, source: Source) -> Condition | None:
+        if source.where is None:
+            return None
+        key = source.table, source.version, source.where
+        if key not in self._conditions:
+            self._conditions[key] = condition(source.where, self._table(source).schema)
+        return self._conditions[key]
+
+    def _copyable(self, source: Source) -> list[DataFile]:
+        key = source.table, source.version
+        if key not in self._copied:
+            self._copied[key] = copyable(self._table(source))
+        return self._copied[key]
+
 
 def _size(table: Table, columns: Sequence[str] | None) -> int:
     """The bytes of the table's files; of some columns, their share in the first file."""
     size = sum(file.size for file in table.files)
     if columns is None or not table.files:
         return size
-    physical = {column.physical for column in table.columns if column.name in columns}
-    with table.parquet(table.files[0]) as opened:
-        groups = [opened.metadata.row_group(index) for index in range(opened.metadata.num_row_groups)]
-        chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
-    chosen: int = sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in physical)
-    # A partition column takes next to nothing.
-    whole: int = sum(chunk.total_compressed_size for chunk in chunks)
-    return size * chosen // max(1, whole)
+    try:
+        whole, chosen = table.column_bytes(table.files[0], columns)
+    except NotFound:
+        # An export that is there already does not need the file; another one says so when it reads it.
+        return size
+    return size * chosen // whole if whole else size
 
 
-def _refuse_own_order(table: Table, selection: Selection) -> None:
+def _refuse_own_order(table: Table, selection: Selection, where: Condition | None) -> None:
     """Refuses to compare text that Spark compares by a collation, or by the rules of CHAR."""
-    where = () if selection.where is None else condition(selection.where, table.schema).columns
-    compared = {*where, *(ordering(term)[0] for term in selection.order_by), selection.split_by}
+    compared = {*(where.columns if where else ()), *(ordering(term)[0] for term in selection.order_by)}
+    compared |= {selection.split_by} if selection.split_by else set()
     for column in table.columns:
         if column.own_order and column.name in compared:
             raise Unsupported(
                 f"`{column.name}` is compared by a collation, or as CHAR, which the local engine does not do",
                 hint=OTHER_ENGINE,
             )
-
-
-def _condition(table: Table, source: Source) -> Condition | None:
-    return None if source.where is None else condition(source.where, table.schema)
 
 
 def _located(text: str, *, is_name: bool) -> tuple[str, dict[str, str]]:
@@ -190,10 +204,10 @@ def _open(location: str, options: dict[str, str], text: str, version: int | None
     if span is None:
         raise no_table(text)
     if version is not None:
-        log.require(version, text)
+        log.require(version)
     state = replay(log, span[1] if version is None else version)
     if timestamp is not None:
-        pinned = log.version_at(timestamp, state.configuration, text)
+        pinned = log.version_at(timestamp, state.configuration)
         state = state if pinned == state.version else replay(log, pinned)
     table = Table(log.files, state)
     if not table.columns:

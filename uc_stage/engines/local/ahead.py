@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from uc_stage.crew import join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 _Item = TypeVar("_Item")
 
@@ -21,7 +21,7 @@ def ahead(
     size: Callable[[_Item], int],
     jobs: int,
     budget: int,
-) -> Iterator[_Item]:
+) -> Generator[_Item]:
     """Gives the items of all parts of all openers, in their order, while `jobs` threads make those to come.
 
     At most `budget` of `size` wait to be consumed, and one item more of each thread. An error in a thread is raised

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def reusing_memory() -> Iterator[None]:
     """Has Arrow take its memory from jemalloc, where it has that and nobody chose another pool.
 
-    Its default gives large pieces back to the system at once; to touch them anew costs a third of an export.
+    Its default gives large pieces back to the system at once; to touch them anew takes a fifth of an
+    export's time where page faults are slow.
     """
     import pyarrow as pa
 

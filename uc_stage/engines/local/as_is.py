@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 from uc_stage.crew import each
 from uc_stage.engines.local.calendars import has_times, is_marked
 from uc_stage.engines.schema import fields
-from uc_stage.errors import InvalidRequest, from_os_error
+from uc_stage.errors import InvalidRequest
 from uc_stage.parquet import FOOTER_JOBS
+from uc_stage.storage import translated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,11 +59,9 @@ def copy_files(
 
     def copy(pair: tuple[DataFile, str]) -> None:
         file, name = pair
-        try:
-            with table.open(file.path) as source, publication.create(name) as target:
-                shutil.copyfileobj(source, target, _BLOCK_BYTES)
-        except OSError as error:
-            raise from_os_error(error, publication.folder.locate(name)) from error
+        with translated(publication.folder.locate(name)), publication.create(name) as target:
+            for block in table.blocks(file, _BLOCK_BYTES):
+                target.write(block)
         progress.advance(file.size)
 
     progress.phase("write", total=sum(file.size for file in files), unit="bytes")
@@ -78,12 +76,12 @@ def _holds_rows(table: Table, file: DataFile) -> bool:
         planned = [(field.name, field.type) for field in fields(table.schema)]
         if told != planned:
             had = dict(told)
-            other = [(name, kind) for name, kind in planned if had.get(name) != kind]
-            how = [
-                f"`{name}` as `{kind}` but " + (f"as `{had[name]}`" if name in had else "not at all")
-                for name, kind in other
+            odd = [
+                f"`{name}`, which is `{kind}` in the table, " + (f"as `{had[name]}`" if name in had else "not at all")
+                for name, kind in planned
+                if had.get(name) != kind
             ]
-            raise _refused(f"`{file.path}` does not hold {', '.join(how) or 'just the table columns in their order'}")
+            raise _refused(f"`{file.path}` holds {', '.join(odd) or 'other columns, or the same in another order'}")
         _refuse_int96(schema, file)
         if is_marked(metadata.metadata) and any(has_times(field.type) for field in table.schema):
             raise _refused(f"`{file.path}` tells its times by the Julian calendar")

@@ -161,7 +161,7 @@ class Reader:
         group = opened.metadata.row_group(index)
         leaves = (group.column(leaf) for leaf in range(group.num_columns))
         tops = set(names)
-        encoded = sum(leaf.total_uncompressed_size for leaf in leaves if _is_below(leaf.path_in_schema, tops))
+        encoded = sum(leaf.total_uncompressed_size for leaf in leaves if is_below(leaf.path_in_schema, tops))
         encoded_row = max(1.0, encoded / max(1, group.num_rows))
         if self._files.local and not self._row_bytes:
             # Of values in dictionaries, the footer does not tell how large they are once they are decoded.
@@ -274,7 +274,7 @@ class _Group:
         return self.reader.read(self)
 
 
-def _is_below(path: str, names: set[str]) -> bool:
+def is_below(path: str, names: set[str]) -> bool:
     """Whether a leaf, whose path is dotted, belongs to one of the top-level columns, whose names may have dots."""
     return path in names or any(path.startswith(f"{name}.") for name in names)
 

@@ -10,10 +10,10 @@ from uc_stage.engines.delta.partition_values import scalar_of
 from uc_stage.engines.delta.schema import columns_of, mapping_mode
 from uc_stage.engines.delta.table_files import damaged
 from uc_stage.engines.local.ahead import ahead
-from uc_stage.engines.local.data_files import Reader, Rows, open_parquet
+from uc_stage.engines.local.data_files import Reader, Rows, is_below, open_parquet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -69,6 +69,26 @@ class Table:
         """Opens a data file as Parquet, its rows compared with the log's."""
         return open_parquet(self._files, file)
 
+    def column_bytes(self, file: DataFile, columns: Sequence[str]) -> tuple[int, int]:
+        """The bytes of all columns of a data file, and of some of them; a partition column takes none."""
+        physical = {self._by_name[name].physical for name in columns}
+        with self.parquet(file) as opened:
+            groups = [opened.metadata.row_group(index) for index in range(opened.metadata.num_row_groups)]
+        chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+        chosen = [chunk for chunk in chunks if is_below(chunk.path_in_schema, physical)]
+        whole, part = (sum(chunk.total_compressed_size for chunk in some) for some in (chunks, chosen))
+        return whole, part
+
+    def blocks(self, file: DataFile, size: int) -> Iterator[bytes]:
+        """The bytes of a data file, so many at a time."""
+        with self.open(file.path) as source:
+            while True:
+                with self._files.named(file.path):
+                    block = source.read(size)
+                if not block:
+                    return
+                yield block
+
     @property
     def rows(self) -> int | None:
         """The rows of the version, where the log tells of every file's."""
@@ -105,7 +125,7 @@ class Table:
                 rows = open_parquet(self._files, file).metadata.num_rows
             yield file.path, rows, deleted_rows(self._files, file)
 
-    def scan(self, columns: Sequence[str] | None = None, condition: Condition | None = None) -> Iterator[Rows]:
+    def scan(self, columns: Sequence[str] | None = None, condition: Condition | None = None) -> Generator[Rows]:
         """Reads rows, file by file in the order of `files`, and in each in the order of their positions.
 
         Files are read ahead in threads, in bounded memory; closing the iterator ends those.

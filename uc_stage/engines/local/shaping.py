@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from uc_stage.engines.drawing import row_hashes, shares, value_hashes
 from uc_stage.engines.local.arrays import boolean_array, int64_array
 from uc_stage.engines.local.sorting import sorted_batches
-from uc_stage.engines.selection import ordering
+from uc_stage.engines.selection import ordering, splits
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -35,16 +35,6 @@ class Scannable(Protocol):
 
     def positions(self) -> Iterator[tuple[str, int, NDArray[np.int64] | None]]:
         """Of each data file its path, its number of rows, and the sorted positions of those that are deleted."""
-
-
-def split_names(layout: Layout) -> tuple[str, ...]:
-    """The names of a layout's splits."""
-    return tuple(term.rpartition("=")[0] for term in layout.splits) or ("train",)
-
-
-def split_fractions(layout: Layout) -> list[float]:
-    """The fractions of a layout's splits; none where there is one split of all rows."""
-    return [float(term.rpartition("=")[2]) for term in layout.splits]
 
 
 def shaped_rows(
@@ -85,7 +75,7 @@ def count_rows(
     """The rows of each split; read from the files only as far as they decide it."""
     import numpy as np
 
-    names = split_names(layout)
+    names = [name for name, _ in splits(layout)]
     if condition is None and not layout.splits and source.sample is None:
         total = sum(rows - (0 if deleted is None else len(deleted)) for _, rows, deleted in table.positions())
         return {names[0]: total if source.limit is None else min(total, source.limit)}
@@ -179,7 +169,7 @@ def _splits(
         hashes = row_hashes("split", seed, path, positions)
     else:
         hashes = value_hashes("split", seed, arrays[layout.split_by])
-    return shares(hashes, split_fractions(layout))
+    return shares(hashes, [fraction for _, fraction in splits(layout)])
 
 
 def _keys(layout: Layout) -> list[tuple[str, Direction]]:

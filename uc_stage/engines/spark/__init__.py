@@ -5,12 +5,11 @@ It keeps to what Spark Connect, Databricks Connect and classic Spark have in com
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from uc_stage.engines.schema import fields
-from uc_stage.engines.selection import Selection
+from uc_stage.engines.selection import Selection, splits
 from uc_stage.engines.spark.query import Query, refuse_equal_names, refuse_unfit_flags
 from uc_stage.engines.spark.session import TIMESTAMP_TYPE, Connection
 from uc_stage.engines.spark.shaping import (
@@ -22,7 +21,6 @@ from uc_stage.engines.spark.shaping import (
     limited,
     needs_identity,
     ordered,
-    splits,
     with_identity_of_values,
     with_split,
     written,
@@ -30,7 +28,7 @@ from uc_stage.engines.spark.shaping import (
 from uc_stage.engines.spark.table import SparkTable, estimated_bytes, whole
 from uc_stage.engines.spark.writing import SHARED_HINT, SparkWriter
 from uc_stage.errors import InvalidRequest, Unsupported
-from uc_stage.model import Snapshot
+from uc_stage.model import Snapshot, TableRef
 from uc_stage.storage import LocalFolder, open_folder
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from uc_stage.progress import Progress
     from uc_stage.publish import Publication
 
-_PINNED = re.compile(r"@v\d+$")
 # Of a row, where nothing better is known.
 _COLUMN_BYTES = 16
 
@@ -249,8 +246,8 @@ class SparkEngine:
         if source.query is None:
             table = self._table(source.table)
             return table.identified(source.version) if identified else table.read(source.version)
-        versions = dict(term.rpartition("@v")[::2] for term in source.tables if _PINNED.search(term))
-        sql, _ = Query.parse(source.query).pinned(lambda name: int(versions[name]) if name in versions else None)
+        versions = {table.text: table.version for table in map(TableRef.parse, source.tables)}
+        sql, _ = Query.parse(source.query).pinned(versions.get)
         frame = self._connection.session.sql(sql)
         return with_identity_of_values(frame) if identified else frame
 

@@ -144,11 +144,11 @@ def refuse_equal_names(columns: list[str]) -> None:
     """
     seen: set[str] = set()
     for name in columns:
-        if name.casefold() in seen:
+        if name.lower() in seen:
             raise InvalidRequest(
                 f"`--query` gives two columns named `{name}`", hint=f"name each: `SELECT a.{name} AS a_{name}, …`"
             )
-        seen.add(name.casefold())
+        seen.add(name.lower())
 
 
 def _parsed(sql: str) -> Any:
@@ -200,7 +200,7 @@ def _is_common(table: exp.Table) -> bool:
 
     if len(table.parts) > 1 or isinstance(table.this, exp.Func):
         return False
-    name = table.name.casefold()
+    name = table.name.lower()
     inside: Any = table
     above: Any = table.parent
     while above is not None:
@@ -211,7 +211,7 @@ def _is_common(table: exp.Table) -> bool:
             known = above.expressions[: seen + bool(above.recursive)]
         elif (clause := above.args.get("with_")) is not None and clause is not inside:
             known = clause.expressions
-        if any(one.alias.casefold() == name for one in known):
+        if any(one.alias.lower() == name for one in known):
             return True
         inside, above = above, above.parent
     return False

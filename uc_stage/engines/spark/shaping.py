@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from uc_stage.engines.drawing import thresholds
-from uc_stage.engines.selection import ordering
-from uc_stage.errors import Unsupported
+from uc_stage.engines.selection import ordering, splits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,12 +111,6 @@ def with_split(frame: Any, source: Source, layout: Layout) -> Any:
     return frame.where(f"{SPLIT} IS NOT NULL")
 
 
-def splits(layout: Layout) -> list[tuple[str, float]]:
-    """The splits by name and fraction."""
-    terms = [term.rpartition("=") for term in layout.splits]
-    return [(name, float(fraction)) for name, _, fraction in terms] or [("train", 1.0)]
-
-
 def written(frame: Any, source: Source, names: Sequence[str], *more: str) -> Any:
     """The columns that are asked for, cast as asked, and `more`."""
     kinds = {field.name: field.dataType.typeName() for field in frame.schema.fields}
@@ -127,19 +120,19 @@ def written(frame: Any, source: Source, names: Sequence[str], *more: str) -> Any
     )
 
 
-def arrow_schema(schema: Any) -> tuple[pa.Schema, dict[str, str]]:
-    """A frame's columns in plain Arrow types, and of those that have none the type in Spark's words.
+def arrow_schema(schema: Any) -> tuple[pa.Schema, set[str]]:
+    """A frame's columns in plain Arrow types, and the names of those that have none.
 
     Those come as structs, which is what others read of them, and which nothing can be done with but leaving them out.
     """
     import pyarrow as pa
 
-    fields, foreign = [], {}
+    fields, foreign = [], set()
     for field in schema.fields:
         try:
             kind = _arrow_type(field.dataType)
-        except Unsupported as error:
-            foreign[field.name] = error.message
+        except KeyError:
+            foreign.add(field.name)
             kind = pa.struct([])
         fields.append(pa.field(field.name, kind))
     return pa.schema(fields), foreign
@@ -216,14 +209,18 @@ def _cast(name: str, kind: str, target: str | None) -> str:
 
 
 def _arrow_type(kind: Any) -> pa.DataType:
-    """The Arrow type of a type of Spark."""
+    """The Arrow type of a type of Spark.
+
+    Raises:
+        KeyError: there is none, as of an interval.
+    """
     import pyarrow as pa
 
     name = kind.typeName()
     if name == "decimal":
         return pa.decimal128(kind.precision, kind.scale)
     if name == "array":
-        return pa.list_(_arrow_type(kind.elementType))
+        return pa.list_(pa.field("element", _arrow_type(kind.elementType)))
     if name == "map":
         return pa.map_(_arrow_type(kind.keyType), _arrow_type(kind.valueType))
     if name == "struct":
@@ -235,6 +232,4 @@ def _arrow_type(kind: Any) -> pa.DataType:
         "timestamp_ntz": pa.timestamp("us"), "void": pa.null(),
         "variant": pa.struct([("metadata", pa.binary()), ("value", pa.binary())]),
     }  # fmt: skip
-    if name not in plain:
-        raise Unsupported(kind.simpleString())
     return plain[name]
