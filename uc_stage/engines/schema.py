@@ -1,6 +1,6 @@
 """What an export's columns are recorded as, and which of them are written with a dictionary.
 
-Engines give schemas of *plain* types: strings, binaries and lists of 32-bit offsets, a list's elements called `element`;
+Engines give schemas of *plain* types: strings, binaries and lists of 32-bit offsets, elements called `element`,
 timestamps in microseconds, in UTC or without a zone; all nullable.
 """
 
