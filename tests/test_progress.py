@@ -15,6 +15,7 @@ import pytest
 
 from tests.fixtures.shell import clean_environment
 from uc_stage.cli import progress, text
+from uc_stage.sizes import format_size
 
 
 def on_a_terminal(words: list[str], **variables: str) -> tuple[str, str]:
@@ -104,7 +105,7 @@ def test_quiet_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_numbers_read_as_a_person_writes_them() -> None:
-    assert [text.size(n) for n in (0, 999, 1000, 56_200_000, 3_000_000_000, 5e15)] == [
+    assert [format_size(n) for n in (0, 999, 1000, 56_200_000, 3_000_000_000, 5e15)] == [
         "0 B", "999 B", "1.0 kB", "56.2 MB", "3.0 GB", "5000.0 TB",
     ]  # fmt: skip
     assert [text.duration(s) for s in (0.123, 12.3, 200, 7500)] == ["0.12 s", "12 s", "3 min 20 s", "2 h 5 min"]

@@ -171,7 +171,9 @@ def _open(pid: str) -> Iterator[str]:
 
 def _mark(path: str, pid: int | None) -> None:
     folder = os.path.join(path, _HOLDERS)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    # Not the folders above it: where the copy went away meanwhile, nothing may stand in its place.
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, mode=0o700)
     # Each use removes what earlier ones left, so that it cannot pile up.
     for name in os.listdir(folder):
         if not _lives(folder, name):

@@ -1,4 +1,4 @@
-"""Sizes, rates and spans as a person writes them: `512MB`, `64MiB`, `500MB/s`, `200krows/s`, `7d`, `1.8x`."""
+"""Sizes, rates and spans as a person writes and reads them: `512MB`, `64MiB`, `500MB/s`, `200krows/s`, `7d`, `1.8x`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ class Rate:
 
     value: float
     unit: Literal["bytes/s", "rows/s"]
+
+
+def format_size(count: float) -> str:
+    """Bytes in decimal units: `56.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 1000 or unit == "TB":  # noqa: PLR2004 - the step of the decimal units
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
 def parse_size(text: str, flag: str) -> int:

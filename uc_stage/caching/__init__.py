@@ -17,7 +17,7 @@ from uc_stage.locks import Lock, describe
 from uc_stage.manifest import COPY_PATH, MANIFEST_PATH, Manifest
 from uc_stage.model import CachePlan, CacheReport
 from uc_stage.progress import SILENT
-from uc_stage.publish import prepare_root, refuse_unsafe_root
+from uc_stage.publish import is_marked, prepare_root, refuse_unsafe_root
 from uc_stage.ranks import read_rank
 from uc_stage.sources import open_source
 from uc_stage.storage import open_folder
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from uc_stage.caching.places import Place
     from uc_stage.model import CacheRequest
     from uc_stage.progress import Progress
+
+# So often a copy is begun that others take away.
+_TRIES = 5
 
 
 def run(request: CacheRequest, progress: Progress = SILENT) -> CacheReport:
@@ -76,14 +79,19 @@ def execute(planned: CachePlan, progress: Progress = SILENT) -> CacheReport:
         NotFound, AccessDenied, Unavailable: as the file systems say.
     """
     began = time.monotonic()
-    try:
-        return _execute(planned, progress, began)
-    except NotFound:
-        # The generation was retired while it was read, or a run that no lock kept apart has published the copy.
-        newer = plan(planned.request)
-        if newer.generation == planned.generation and newer.state != "fresh":
-            raise
-        return _execute(newer, progress, began)
+    for _ in range(_TRIES - 1):
+        try:
+            return _execute(planned, progress, began)
+        except NotFound:  # noqa: PERF203 - a copy costs a million times more
+            place = place_of(planned.request, planned.source, planned.generation, planned.manifest_id)
+            taken = not is_marked(place.partial)
+            newer = plan(planned.request)
+            # The generation was retired while it was read; or a run that no lock kept apart has published the copy, or
+            # somebody removed it. What the source itself lacks stays missing.
+            if newer.generation == planned.generation and newer.state != "fresh" and not taken:
+                raise
+            planned = newer
+    return _execute(planned, progress, began)
 
 
 def _execute(planned: CachePlan, progress: Progress, began: float) -> CacheReport:

@@ -9,6 +9,7 @@ from uc_stage.caching.places import root_of
 from uc_stage.errors import NoSpace
 from uc_stage.locks import Lock, describe, reserved
 from uc_stage.publish import empty_trash, evict, list_copies, locks_folder, space_lock_path
+from uc_stage.sizes import format_size
 from uc_stage.storage import space_at
 
 if TYPE_CHECKING:
@@ -113,16 +114,17 @@ def make_room(
 def _full(request: CacheRequest, place: Place, total: int, need: int, room: Room) -> NoSpace:
     look = f"`uc-stage inspect --cache-dir {root_of(request)}` shows what is there and who uses it"
     if room.over and request.max_size is not None:
+        whole = format_size(request.max_size + room.over)
         return NoSpace(
-            f"the cache folder `{root_of(request)}` would hold {request.max_size + room.over} bytes with this copy of "
-            f"{total}, and `--max-size` is {request.max_size}",
+            f"the cache folder `{root_of(request)}` would hold {whole} with this copy of {format_size(total)}, "
+            f"and `--max-size` is {format_size(request.max_size)}",
             hint=f"{look}; `uc-stage prune` removes copies",
         )
     memory = " in memory" if space_at(place.partial).in_memory else ""
-    promised = f", {room.promised} of them for others that copy now," if room.promised else ""
+    promised = f", {format_size(room.promised)} of it for others that copy now," if room.promised else ""
     headroom = " with its headroom" if request.headroom or request.headroom_factor else ""
     return NoSpace(
-        f"`{place.partial}` has room for {room.free} bytes{memory}{promised} and the copy needs {need} more{headroom} "
-        f"with {request.reserve} in reserve",
-        hint=f"free {room.lacking} bytes there, or choose another disk with `--cache-dir`; {look}",
+        f"`{place.partial}` has room for {format_size(room.free)}{memory}{promised} and the copy needs "
+        f"{format_size(need)} more{headroom} with {format_size(request.reserve)} in reserve",
+        hint=f"free {format_size(room.lacking)} there, or choose another disk with `--cache-dir`; {look}",
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uc_stage.cli.text import amount, duration, size
+from uc_stage.cli.text import amount, duration
+from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:
     from uc_stage.model import CachedCopy, CachePlan, CacheReport, CopiesReport, Holder, PrunePlan
@@ -13,14 +14,14 @@ if TYPE_CHECKING:
 def cache_words(report: CacheReport) -> str:
     """What `cache` did."""
     where = ", in memory" if report.in_memory else ""
-    what = f"{amount(report.files, 'files')} ({size(report.bytes)})"
+    what = f"{amount(report.files, 'files')} ({format_size(report.bytes)})"
     if report.status == "unchanged":
         return f"unchanged: the copy of {report.source} is whole: {what}{where}"
     words = f"copied {report.source}: {what} in {duration(report.seconds)}"
     if report.seconds:
-        words += f", {size(report.bytes_copied / report.seconds)}/s"
+        words += f", {format_size(report.bytes_copied / report.seconds)}/s"
     if report.bytes_reused:
-        words += f"; {size(report.bytes_reused)} were there already, and verified"
+        words += f"; {format_size(report.bytes_reused)} were there already, and verified"
     return words + where
 
 
@@ -31,12 +32,16 @@ def cache_plan(plan: CachePlan) -> list[tuple[str, str]]:
         ("state", plan.state + (f": {plan.reason}" if plan.reason else "")),
         ("source", plan.source),
         ("files", f"{len(plan.files):,}"),
-        ("size", size(plan.bytes)),
-        ("to copy", size(plan.bytes_to_copy)),
-        ("needed", size(plan.bytes_needed)),
-        ("free there", size(plan.bytes_free) + (" of memory" if plan.in_memory else "")),
+        ("size", format_size(plan.bytes)),
+        ("to copy", format_size(plan.bytes_to_copy)),
+        ("needed", format_size(plan.bytes_needed)),
+        ("free there", format_size(plan.bytes_free) + (" of memory" if plan.in_memory else "")),
         *(("evict", _line(copy)) for copy in plan.evictions),
-        *((("lacking", f"{size(plan.bytes_lacking)}, which no copy can make"),) if plan.bytes_lacking else ()),
+        *(
+            (("lacking", f"{format_size(plan.bytes_lacking)}, also without the copies that nobody uses"),)
+            if plan.bytes_lacking
+            else ()
+        ),
     ]
 
 
@@ -47,7 +52,7 @@ def listed(copy: CachedCopy) -> list[tuple[str, str]]:
         ("partial copy" if copy.kind == "partial" else "copy", copy.path),
         ("  source", copy.source or "unknown: its record is damaged"),
         ("  generation", (copy.generation or "unknown") + version),
-        ("  files", f"{copy.files:,}, {size(copy.bytes)}"),
+        ("  files", f"{copy.files:,}, {format_size(copy.bytes)}"),
         ("  last use", f"{duration(copy.idle_seconds)} ago, {copy.used_at}"),
         ("  held by", ", ".join(_holder(holder) for holder in copy.holders) or "nobody"),
     ]
@@ -55,7 +60,7 @@ def listed(copy: CachedCopy) -> list[tuple[str, str]]:
 
 def room(report: CopiesReport) -> str:
     """What all copies take, and leave."""
-    free = f"{size(report.bytes_free)}{' of memory' if report.in_memory else ''} free"
+    free = f"{format_size(report.bytes_free)}{' of memory' if report.in_memory else ''} free"
     return f"{report.cache_dir}: {together(len(report.copies), report.bytes)}, {free}"
 
 
@@ -70,11 +75,11 @@ def prune_plan(plan: PrunePlan) -> list[str]:
 
 def together(count: int, total: int) -> str:
     """How many copies, of how many bytes together."""
-    return f"{count:,} {'copy' if count == 1 else 'copies'} ({size(total)})" if count else "no copies"
+    return f"{count:,} {'copy' if count == 1 else 'copies'} ({format_size(total)})" if count else "no copies"
 
 
 def _line(copy: CachedCopy) -> str:
-    words = [copy.path, size(copy.bytes), f"last used {duration(copy.idle_seconds)} ago"]
+    words = [copy.path, format_size(copy.bytes), f"last used {duration(copy.idle_seconds)} ago"]
     if copy.kind == "partial":
         words.insert(1, "partial")
     return ", ".join(words)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from uc_stage.cli.text import duration, size
+from uc_stage.cli.text import duration
 from uc_stage.errors import from_os_error
+from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +33,7 @@ def run(target_bytes: int, *, quiet: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="uc-stage-demo-") as folder:
         table, volume, cache = f"{folder}/table", f"{folder}/volume", f"{folder}/nvme"
         rows = max(target_bytes // _ROW_BYTES, 100)
-        _say(f"making a Delta table of about {size(target_bytes)} in {table}", quiet=quiet)
+        _say(f"making a Delta table of about {format_size(target_bytes)} in {table}", quiet=quiet)
         try:
             make_table(table, rows)
         except OSError as error:

@@ -14,7 +14,7 @@ import typer
 
 from uc_stage import __version__
 from uc_stage.cli import copies
-from uc_stage.cli.text import amount, duration, printable, size
+from uc_stage.cli.text import amount, duration, printable
 from uc_stage.errors import StageError, VerificationFailed
 from uc_stage.model import (
     BenchReport,
@@ -31,6 +31,7 @@ from uc_stage.model import (
     Requirement,
     Spread,
 )
+from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -210,7 +211,7 @@ def _say(message: str, *, quiet: bool) -> None:
 
 
 def _export_words(report: ExportReport) -> str:
-    what = f"{amount(report.rows, 'rows')} in {amount(report.files, 'files')} ({size(report.bytes)})"
+    what = f"{amount(report.rows, 'rows')} in {amount(report.files, 'files')} ({format_size(report.bytes)})"
     if len(report.splits) > 1:
         what += ": " + ", ".join(f"{name} {rows:,}" for name, rows in report.splits.items())
     if report.dropped:
@@ -241,7 +242,7 @@ def _export_plan(plan: ExportPlan) -> list[tuple[str, str]]:
         ("split by", layout.split_by),
         ("seed", None if source.seed is None else str(source.seed)),
         *((split.name, _planned_split(split, plan)) for split in plan.splits),
-        ("row group", "as it is" if layout.as_is else size(layout.row_group_bytes)),
+        ("row group", "as it is" if layout.as_is else format_size(layout.row_group_bytes)),
         ("compression", "as it is" if layout.as_is else layout.compression),
         ("keep", str(plan.request.keep) if plan.request.keep else None),
     ]
@@ -305,11 +306,13 @@ def _inspect(report: InspectReport) -> None:
         splits = ", ".join(f"{name} {count:,}" for name, count in report.splits.items())
         rows.append(("rows", f"{report.rows:,}" + (f" ({splits})" if len(report.splits) > 1 else "")))
     if report.files is not None and report.bytes is not None:
-        rows.append(("files", f"{report.files:,}, {size(report.bytes)}{_spread(report.file_bytes, size)}"))
+        rows.append(
+            ("files", f"{report.files:,}, {format_size(report.bytes)}{_spread(report.file_bytes, format_size)}")
+        )
     if report.row_groups is not None:
         rows.append(("row groups", f"{report.row_groups:,}"))
         rows.append(("  rows", _spread(report.row_group_rows, "{:,}".format).strip(" ,:") or "-"))
-        rows.append(("  uncompressed", _spread(report.row_group_bytes, size).strip(" ,:") or "-"))
+        rows.append(("  uncompressed", _spread(report.row_group_bytes, format_size).strip(" ,:") or "-"))
     if report.compression:
         rows.append(("compression", report.compression))
     if report.freshness:
@@ -339,7 +342,7 @@ def _spread(spread: Spread | None, form: Any) -> str:
 
 def _measured(requirement: Requirement) -> str:
     value = requirement.measured
-    rate = f"{size(value)}/s" if requirement.unit == "bytes/s" else f"{value:,.0f} rows/s"
+    rate = f"{format_size(value)}/s" if requirement.unit == "bytes/s" else f"{value:,.0f} rows/s"
     return f"{rate} by {requirement.reader}"
 
 

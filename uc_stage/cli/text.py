@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uc_stage.sizes import format_size
+
 _SECONDS_PER_MINUTE = 60
 _SECONDS_PER_HOUR = 3600
 
@@ -11,18 +13,9 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode() for one in text)
 
 
-def size(count: float) -> str:
-    """Bytes in decimal units: `56.2 MB`."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 1000 or unit == "TB":  # noqa: PLR2004 - the step of the decimal units
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-
-
 def amount(count: int, unit: str) -> str:
     """An amount of `bytes`, `rows` or `files`: `1,234 rows`."""
-    return size(count) if unit == "bytes" else f"{count:,} {unit if count != 1 else unit.removesuffix('s')}"
+    return format_size(count) if unit == "bytes" else f"{count:,} {unit if count != 1 else unit.removesuffix('s')}"
 
 
 def duration(seconds: float) -> str:

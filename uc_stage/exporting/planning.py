@@ -20,6 +20,7 @@ from uc_stage.model import (
     TableRef,
 )
 from uc_stage.publish import read_manifest
+from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:
     from uc_stage.engines import Engine
@@ -85,22 +86,25 @@ def _is_pinned(request: ExportRequest) -> bool:
 def _check_numbers(request: ExportRequest) -> None:
     least = {
         "--files": (1, request.files),
-        "--file-size": (1, request.file_bytes),
-        "--row-group-size": (1, request.row_group_bytes),
         "--limit": (0, request.limit),
         "--keep": (0, request.keep),
         "--world-size": (1, request.world_size),
         "--workers": (0, request.workers),
         "--files-per-worker": (1, request.files_per_worker),
+    }
+    sizes = {
+        "--file-size": (1, request.file_bytes),
+        "--row-group-size": (1, request.row_group_bytes),
         "--memory": (_LEAST_MEMORY, request.memory),
     }
-    for flag, (low, value) in least.items():
+    for flag, (low, value) in {**least, **sizes}.items():
         if value is not None and value < low:
-            raise InvalidRequest(f"`{flag} {value}` is too small", hint=f"give {low} or more")
+            words = format_size(low) if flag in sizes else low
+            raise InvalidRequest(f"`{flag} {value}` is too small", hint=f"give {words} or more")
     if request.row_group_bytes > _MOST_ROW_GROUP_BYTES:
         raise InvalidRequest(
-            f"`--row-group-size {request.row_group_bytes}` is too large: a nested column of it would near 2 GiB, "
-            "which readers refuse",
+            f"`--row-group-size` of {format_size(request.row_group_bytes)} is too large: "
+            "a nested column of it would near 2 GiB, which readers refuse",
             hint="give 1GiB or less; loaders shuffle and read ahead by row groups, and 64MiB serves them well",
         )
     if not 0 <= request.seed < 2**63:

@@ -48,7 +48,10 @@ def refuse_unmarked(path: str) -> None:
         InvalidRequest: it carries no marker of uc-stage.
     """
     if not is_marked(path):
-        raise InvalidRequest(f"`{path}` carries no marker of uc-stage", hint="remove that folder if it is yours")
+        raise InvalidRequest(
+            f"`{path}` carries no marker of uc-stage",
+            hint="`prune` removes what `cache` made; remove another folder yourself",
+        )
 
 
 def read_copy(path: str) -> CopyRecord | None:
@@ -60,7 +63,12 @@ def read_copy(path: str) -> CopyRecord | None:
     folder = LocalFolder(path)
     if folder.stat(COPY_PATH) is None:
         return None
-    return CopyRecord.from_json(folder.read(COPY_PATH), folder.locate(COPY_PATH))
+    try:
+        data = folder.read(COPY_PATH)
+    except NotFound:
+        # Another run removed it between the look and the open.
+        return None
+    return CopyRecord.from_json(data, folder.locate(COPY_PATH))
 
 
 def read_journal(partial: str) -> dict[str, CopyFile]:
