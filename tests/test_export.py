@@ -13,29 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.fixtures.delta import make_kinds, make_numbers, parquet_files, read_export, request
+from tests.fixtures.delta import export, make_kinds, parquet_files, read_export, request
 from tests.fixtures.shell import tree
 from uc_stage import exporting
 from uc_stage.errors import InvalidRequest, StageError, Unsupported, VerificationFailed
 from uc_stage.exporting import choose_engine
 from uc_stage.manifest import MANIFEST_PATH, Manifest
-from uc_stage.model import ExportReport
 from uc_stage.publish import read_manifest
 from uc_stage.storage import LocalFolder, open_folder
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> str:
-    return make_numbers(tmp_path / "numbers", 1000, commits=4)
-
-
-@pytest.fixture
-def dest(tmp_path: Path) -> Path:
-    return tmp_path / "export"
-
-
-def export(table: object, dest: object, **asked: Any) -> ExportReport:
-    return exporting.run(request(table, dest, **asked))
 
 
 def manifest_of(dest: object) -> Manifest:
@@ -217,6 +202,22 @@ def test_an_interrupt_while_writing_leaves_nothing(table: str, dest: Path) -> No
     with pytest.raises(KeyboardInterrupt):
         exporting.run(request(table, dest, files=3), Interrupted())
 
+    assert not dest.exists()
+
+
+def test_a_file_that_an_engine_does_not_tell_of_keeps_an_export_from_being_published(
+    table: str, dest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from uc_stage.engines.local import LocalEngine
+
+    whole = LocalEngine.write
+
+    def write(self: LocalEngine, plan: Any, publication: Any, progress: Any) -> dict[str, tuple[str, ...]]:
+        return {split: names[1:] for split, names in whole(self, plan, publication, progress).items()}
+
+    monkeypatch.setattr(LocalEngine, "write", write)
+    with pytest.raises(VerificationFailed, match="`train` should have 3 files, and 2 were written"):
+        export(table, dest, files=3)
     assert not dest.exists()
 
 

@@ -17,30 +17,16 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.delta import make_numbers, parquet_files, request
+from tests.fixtures.delta import export, make_numbers, parquet_files, request
 from uc_stage import exporting
 from uc_stage.errors import InvalidRequest, StageError, Unsupported, VerificationFailed
 from uc_stage.publish import read_manifest
 from uc_stage.storage import LocalFolder
 
 if TYPE_CHECKING:
-    from uc_stage.model import ExportPlan, ExportReport
+    from uc_stage.model import ExportPlan
 
 NAN = float("nan")
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> str:
-    return make_numbers(tmp_path / "numbers", 1000, commits=4)
-
-
-@pytest.fixture
-def dest(tmp_path: Path) -> Path:
-    return tmp_path / "export"
-
-
-def export(table: object, dest: object, **asked: Any) -> ExportReport:
-    return exporting.run(request(table, dest, **asked))
 
 
 def planned(table: object, dest: object, **asked: Any) -> ExportPlan:

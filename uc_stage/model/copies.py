@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 # Local NVMe on the platform; `caching` refuses the folder where somebody else prepared it.
-DEFAULT_CACHE_DIR = "/tmp/uc-stage"  # noqa: S108
+DEFAULT_CACHE_DIR = "/tmp/uc-stage"  # noqa: S108 - see above
 
 
 @dataclass(frozen=True, slots=True)
