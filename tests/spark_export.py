@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,17 +39,13 @@ def export(
     dest: object,
     *,
     version: int | None = None,
-    parts: int | None = None,
     progress: Progress = SILENT,
     **request: Any,
 ) -> Exported:
-    """Exports a table; `parts` makes the plan one of more files than there are rows for."""
+    """Exports a table into two files, where nothing else is asked."""
     asked = ExportRequest(TableRef.parse(table, version), str(dest), "spark", **{"files": 2, **request})
     folder = open_folder(asked.dest)
     plan = plan_export(asked, engine, "asked for", folder, SILENT)
-    if parts is not None:
-        splits = tuple(dataclasses.replace(split, files=parts) for split in plan.splits)
-        plan = dataclasses.replace(plan, files=parts * len(splits), splits=splits)
     report = exporting.Prepared(plan, engine, folder).execute(progress)
     manifest = read_manifest(folder)
     assert manifest is not None

@@ -486,7 +486,7 @@ def test_the_cache_folder_is_private_and_says_what_it_is(
 def test_space_is_counted_before_the_first_byte(source: str, cache: Callable[..., CacheReport], tmp_path: Path) -> None:
     plan = caching.plan(CacheRequest(source, cache_dir=str(tmp_path / "cache")))
 
-    with pytest.raises(NoSpace, match=r"needs 20\d{4} more with \d+ in reserve") as caught:
+    with pytest.raises(NoSpace, match=r"needs 20\d\.\d kB more with [\d.]+ \w?B in reserve") as caught:
         cache(source, reserve=2 * plan.bytes_free)
     assert "free" in str(caught.value.hint)
     assert not os.path.exists(plan.path)

@@ -164,8 +164,8 @@ def test_no_rows_make_one_file_that_holds_the_schema_alone(engine: SparkEngine, 
     assert done.footers[0].schema == done.snapshot.schema
 
 
-def test_files_without_rows_are_dropped(engine: SparkEngine, trips: str, tmp_path: Path) -> None:
-    done = export(engine, trips, tmp_path / "out", parts=4, where="Id = 1")
+def test_no_file_is_without_rows(engine: SparkEngine, trips: str, tmp_path: Path) -> None:
+    done = export(engine, trips, tmp_path / "out", files=4, where="Id = 1")
     assert [name[:20] for name in done.names] == ["train-00000-of-00001"]
     assert rows_of(done)["Id"] == [1]
 
