@@ -138,6 +138,7 @@ class CopyRecord:
         generation: the export's generation, or a digest of a plain folder's listing.
         manifest_id: the id of the export's manifest; None for a plain folder.
         files: `mtime_ns` is that of the file in the copy, which is the source's where the source tells one.
+        variant: which part of the source the copy holds, and in which form; empty for all of it, file by file.
     """
 
     source: str
@@ -145,6 +146,7 @@ class CopyRecord:
     manifest_id: str | None
     created_at: str
     files: tuple[CopyFile, ...]
+    variant: str = ""
 
     def to_json(self) -> bytes:
         """The record as it is stored; ASCII, since a file's name may be no UTF-8 (a lone surrogate in `path`)."""
@@ -155,6 +157,7 @@ class CopyRecord:
             "manifest_id": self.manifest_id,
             "created_at": self.created_at,
             "files": [_without_none(file) for file in self.files],
+            "variant": self.variant,
         }
         return json.dumps(own, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
@@ -174,6 +177,7 @@ class CopyRecord:
                 manifest_id=None if raw["manifest_id"] is None else _typed(raw["manifest_id"], str),
                 created_at=_typed(raw["created_at"], str),
                 files=tuple(_record(CopyFile, file) for file in raw["files"]),
+                variant=_typed(raw.get("variant", ""), str),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise _broken(where, f"lacks a field or holds one of the wrong kind ({error})", _CACHE_AGAIN) from None

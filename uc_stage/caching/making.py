@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from uc_stage.caching.places import root_of
+from uc_stage.caching.places import root_of, variant_of
 from uc_stage.caching.room import make_room, needed
 from uc_stage.caching.survey import copies_of, lack_of, record_at
 from uc_stage.errors import InvalidRequest, NoSpace
@@ -36,7 +36,7 @@ def make(current: CachePlan, place: Place, manifest: bytes | None, lock: Lock, p
     """Makes the copy, holding its lock."""
     request, jobs = current.request, current.request.jobs or DEFAULT_JOBS
     shared = _Shared(progress, lock)
-    blank = CopyRecord(current.source, current.generation, current.manifest_id, now(), ())
+    blank = CopyRecord(current.source, current.generation, current.manifest_id, now(), (), variant_of(request))
     publication = CopyPublication(place.path, place.partial)
     damaged = record_at(place.path, request)
     _refuse_foreign(place.path, damaged, current.files)

@@ -28,7 +28,7 @@ class Place:
 def place_of(request: CacheRequest, url: str, generation: str, manifest_id: str | None) -> Place:
     """The place of the copy of one generation of a source."""
     root = root_of(request)
-    identity = json.dumps([url, generation, manifest_id]).encode()
+    identity = json.dumps([url, generation, manifest_id, variant_of(request)]).encode()
     digest = hashlib.sha256(identity).hexdigest()[:12]
     if request.dest is None:
         name = f"{name_of(url)}-{digest}"
@@ -38,6 +38,11 @@ def place_of(request: CacheRequest, url: str, generation: str, manifest_id: str 
         above, name = os.path.split(path)
         partial = os.path.join(above, f".{name}.uc-stage-{digest}")
     return Place(path, partial, lock_path(root, path))
+
+
+def variant_of(request: CacheRequest) -> str:  # noqa: ARG001
+    """Which part of the source a copy holds, and in which form, as text that its record keeps."""
+    return ""
 
 
 def root_of(request: CacheRequest) -> str:

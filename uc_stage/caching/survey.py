@@ -7,7 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from uc_stage.caching.places import name_of, place_of, refuse_nesting, root_of
+from uc_stage.caching.places import name_of, place_of, refuse_nesting, root_of, variant_of
 from uc_stage.caching.room import needed
 from uc_stage.errors import InvalidRequest, StageError, VerificationFailed
 from uc_stage.manifest import CopyRecord
@@ -30,12 +30,13 @@ def survey(
     record = record_at(place.path, request)
     total = sum(file.bytes for file in files)
     held: set[str] = set()
-    lack = lack_of(place.path, record, CopyRecord(url, generation, manifest_id, "", files))
+    wanted = CopyRecord(url, generation, manifest_id, "", files, variant_of(request))
+    lack = lack_of(place.path, record, wanted)
     state: CopyState
     if record is not None and lack is None:
         state, reason = "fresh", f"the copy holds generation `{generation}`, whole"
         held = {file.path for file in files}
-    elif record is not None and record.generation == generation and record.manifest_id == manifest_id:
+    elif record is not None and _what(record) == _what(wanted):
         state, reason = "partial", f"the copy is damaged: {lack}"
         held = _held(place.path, record.files, files)
     elif read_copy(place.partial) is not None:
@@ -104,7 +105,7 @@ def lack_of(path: str, record: CopyRecord | None, wanted: CopyRecord) -> str | N
     """Why the folder is not the copy that is wanted, told from its record and from sizes and times; None if it is."""
     if record is None:
         return "there is no record"
-    if (record.source, record.generation, record.manifest_id) != (wanted.source, wanted.generation, wanted.manifest_id):
+    if _what(record) != _what(wanted):
         return "its record is of something else"
     recorded = {file.path: file for file in record.files}
     for file in wanted.files:
@@ -114,6 +115,10 @@ def lack_of(path: str, record: CopyRecord | None, wanted: CopyRecord) -> str | N
         if not _is_there(path, known):
             return f"`{file.path}` is gone or was changed"
     return None
+
+
+def _what(record: CopyRecord) -> tuple[str, str, str | None, str]:
+    return record.source, record.generation, record.manifest_id, record.variant
 
 
 def _is_there(path: str, file: CopyFile) -> bool:
