@@ -160,6 +160,9 @@ def cache(
     timeout: float | None = None,
     retries: int = 4,
     read_timeout: float = 60.0,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    shard: str | tuple[int, int] | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> str:
@@ -179,6 +182,9 @@ def cache(
         timeout: the longest wait for another process's copy, in seconds.
         retries: how often a read that fails or hangs is tried again.
         read_timeout: the seconds after which a read hangs.
+        include: copy the files alone whose relative path matches one of these patterns, `*` over folders too.
+        exclude: leave out those that match one of these.
+        shard: copy this node's share alone: its rank and the number of nodes, `0/4` or `(0, 4)`, or `auto`.
         force: copy again what is there already.
         progress: who is told of progress; nobody by default.
 
@@ -188,6 +194,7 @@ def cache(
     from uc_stage import caching
     from uc_stage.model import CacheRequest
     from uc_stage.progress import SILENT
+    from uc_stage.ranks import parse_shard
     from uc_stage.sizes import parse_headroom
 
     headroom_bytes, headroom_factor = parse_headroom(str(headroom), "headroom")
@@ -204,6 +211,9 @@ def cache(
         headroom=headroom_bytes,
         headroom_factor=headroom_factor,
         max_size=max_size,
+        include=_patterns(include),
+        exclude=_patterns(exclude),
+        shard=parse_shard(shard, "shard"),
     )
     return caching.run(request, progress or SILENT).path
 
@@ -291,6 +301,11 @@ def prune(
 
     request = PruneRequest(copies, _cache_dir(cache_dir), older_than, max_size, source)
     return pruning.run(request, progress or SILENT)
+
+
+def _patterns(given: Sequence[str]) -> tuple[str, ...]:
+    # A string is a sequence of strings too, and one pattern is meant.
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _cache_dir(given: str | None) -> str:

@@ -11,10 +11,13 @@ import hashlib
 import json
 import typing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from uc_stage.errors import Unsupported, VerificationFailed
 from uc_stage.model import CopyFile, ExportFile, Field, Layout, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 FORMAT = "uc-stage/1"
 FOLDER = ".uc_stage"
@@ -68,6 +71,19 @@ class Manifest:
     def size(self) -> int:
         """The bytes of all files."""
         return sum(file.bytes for file in self.files)
+
+    def part(self, paths: Collection[str], variant: str) -> Manifest:
+        """The manifest of a copy that holds these files alone, with `variant` under `part` in its JSON.
+
+        What else it tells, `dropped` among it, stays what it is: of the whole export.
+        """
+        kept = {name: tuple(file for file in files if file.path in paths) for name, files in self.splits.items()}
+        splits = {name: files for name, files in kept.items() if files}
+        known = self.raw.get("splits", {})
+        # A pattern from a command line may be no UTF-8.
+        told = variant.encode(errors="backslashreplace").decode()
+        raw = {**self.raw, "splits": {name: known[name] for name in splits if name in known}, "part": told}
+        return dataclasses.replace(self, splits=splits, retained={}, raw=raw)
 
     def to_json(self) -> bytes:
         """The manifest as it is stored."""

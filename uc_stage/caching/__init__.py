@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from uc_stage.caching.making import make
+from uc_stage.caching.parts import part_of
 from uc_stage.caching.places import is_in, place_of, root_of
 from uc_stage.caching.room import look_for_room
 from uc_stage.caching.survey import survey
@@ -45,7 +46,7 @@ def plan(request: CacheRequest) -> CachePlan:
     Raises:
         InvalidRequest: DEST holds something else, or lies in SOURCE, or SOURCE in it.
         AccessDenied: the cache folder is a link or another user's.
-        NotFound, Unsupported, VerificationFailed, Unavailable: as `open_source`.
+        NotFound: no file is chosen. NotFound, Unsupported, VerificationFailed, Unavailable: as `open_source`.
     """
     if not request.cache_dir.strip() or (request.dest is not None and not request.dest.strip()):
         flag = "DEST" if request.cache_dir.strip() else "`--cache-dir`"
@@ -60,7 +61,7 @@ def plan(request: CacheRequest) -> CachePlan:
             hint="choose another one with `--cache-dir`",
         )
     manifest_id = source.manifest.id if source.manifest else None
-    found = survey(request, source.url, source.generation, manifest_id, source.files)
+    found = survey(request, source.url, source.generation, manifest_id, part_of(request, source))
     if request.check or (found.state == "fresh" and not request.force):
         return found
     place = place_of(request, source.url, source.generation, manifest_id)
@@ -131,7 +132,7 @@ def _hold(request: CacheRequest, place: Place) -> bool:
 
 
 def _manifest(planned: CachePlan) -> bytes | None:
-    """The bytes of the export's manifest, as they were planned for.
+    """The bytes of the export's manifest, as they were planned for; for a part, of one that names its files alone.
 
     Raises:
         NotFound: another generation was published since.
@@ -140,8 +141,11 @@ def _manifest(planned: CachePlan) -> bytes | None:
         return None
     folder = open_folder(planned.source)
     data = folder.read(MANIFEST_PATH)
-    if Manifest.from_json(data, folder.locate(MANIFEST_PATH)).generation != planned.generation:
+    manifest = Manifest.from_json(data, folder.locate(MANIFEST_PATH))
+    if manifest.generation != planned.generation:
         raise NotFound(f"`{planned.source}` holds another generation now", hint="run `cache` again")
+    if len(planned.files) < len(manifest.files):
+        return manifest.part({file.path for file in planned.files}, planned.variant).to_json()
     return data
 
 
@@ -160,6 +164,7 @@ def _report(planned: CachePlan, status: Literal["done", "unchanged", "checked"],
         seconds=time.monotonic() - began,
         reason=planned.reason,
         in_memory=planned.in_memory,
+        variant=planned.variant,
     )
 
 

@@ -54,7 +54,7 @@ def make(current: CachePlan, place: Place, manifest: bytes | None, lock: Lock, p
     kept = {file.path for file in good}
     missing = [file for file in current.files if file.path not in kept]
     size = sum(file.bytes for file in missing)
-    _sweep(request, place, current.source)
+    _sweep(request, place, current)
     need = needed(request, current.bytes, missing, space_at(place.partial))
     try:
         evicted = make_room(request, place, current.bytes, need, lock, progress)
@@ -98,19 +98,20 @@ def _refuse_foreign(path: str, record: CopyRecord | None, files: tuple[CopyFile,
         )
 
 
-def _sweep(request: CacheRequest, place: Place, url: str) -> None:
+def _sweep(request: CacheRequest, place: Place, current: CachePlan) -> None:
     """Removes partial copies of other generations of the source that nobody works on any more."""
     above, name = os.path.split(place.partial)
     prefix = name.rpartition("-")[0] + "-"
-    for folder, _ in copies_of(above, prefix, url):
+    for folder, record in copies_of(above, prefix, current.source):
         if folder == place.partial:
             continue
         if request.dest is not None:
             # All generations of a DEST have the one lock that is held here.
             remove_copy(folder)
             continue
-        # One that somebody works on stays.
-        evict(root_of(request), folder)
+        # One that somebody works on stays, and so does another part of this generation.
+        if record.generation != current.generation:
+            evict(root_of(request), folder)
 
 
 class _Shared:

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from uc_stage.caching.parts import words_of
 from uc_stage.errors import InvalidRequest
 from uc_stage.publish import lock_path
 
@@ -40,9 +41,9 @@ def place_of(request: CacheRequest, url: str, generation: str, manifest_id: str 
     return Place(path, partial, lock_path(root, path))
 
 
-def variant_of(request: CacheRequest) -> str:  # noqa: ARG001
+def variant_of(request: CacheRequest) -> str:
     """Which part of the source a copy holds, and in which form, as text that its record keeps."""
-    return ""
+    return " ".join(words_of(request))
 
 
 def root_of(request: CacheRequest) -> str:

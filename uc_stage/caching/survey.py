@@ -43,16 +43,15 @@ def survey(
         noted = tuple(read_journal(place.partial).values())
         held = _held(place.partial, noted, files)
         state, reason = "partial", f"{_bytes(files, held)} of {total} bytes are copied"
-    elif other := record or _other(request, url):
+    elif record is not None and record.variant != wanted.variant:
+        state, reason = "absent", f"there is another part of it: {record.variant or 'all'}"
+    elif other := record or _other(request, wanted):
         state = "stale"
         reason = f"a copy of {other.created_at} holds generation `{other.generation}`; now it is `{generation}`"
     else:
         state, reason = "absent", "there is no copy of it here"
-    if request.dest is not None and record is not None and record.generation != generation and not request.check:
-        raise InvalidRequest(
-            f"`{place.path}` holds generation `{record.generation}` of `{url}`, which is at `{generation}` now",
-            hint="choose another DEST, or none: then each generation has a path of its own",
-        )
+    if request.dest is not None and record is not None and not request.check:
+        _refuse_other(place.path, record, wanted)
     space = space_at(place.path)
     missing = [file for file in files if request.force or file.path not in held]
     return CachePlan(
@@ -69,6 +68,7 @@ def survey(
         reason=reason,
         bytes_needed=needed(request, total, missing, space),
         in_memory=space.in_memory,
+        variant=wanted.variant,
     )
 
 
@@ -89,6 +89,21 @@ def _refuse_taken(path: str, url: str) -> None:
                 return
             why = f"holds a copy of `{record.source}`" if record else "holds files that uc-stage did not write"
     raise InvalidRequest(f"`{path}` {why}", hint="choose a DEST that does not exist yet")
+
+
+def _refuse_other(path: str, record: CopyRecord, wanted: CopyRecord) -> None:
+    """Refuses a DEST that holds another generation of the source, or another part."""
+    if record.generation != wanted.generation:
+        raise InvalidRequest(
+            f"`{path}` holds generation `{record.generation}` of `{wanted.source}`, which is at "
+            f"`{wanted.generation}` now",
+            hint="choose another DEST, or none: then each generation has a path of its own",
+        )
+    if record.variant != wanted.variant:
+        raise InvalidRequest(
+            f"`{path}` holds another part of `{wanted.source}`: {record.variant or 'all'}",
+            hint="choose another DEST, or none: then each part has a path of its own",
+        )
 
 
 def record_at(path: str, request: CacheRequest) -> CopyRecord | None:
@@ -142,11 +157,12 @@ def _bytes(files: tuple[CopyFile, ...], paths: set[str]) -> int:
     return sum(file.bytes for file in files if file.path in paths)
 
 
-def _other(request: CacheRequest, url: str) -> CopyRecord | None:
-    """The newest copy of another generation of a source in the cache folder."""
+def _other(request: CacheRequest, wanted: CopyRecord) -> CopyRecord | None:
+    """The newest copy in the cache folder of the same part of another generation of a source."""
     if request.dest is not None:
         return None
-    found = [record for _, record in copies_of(f"{root_of(request)}/copies", f"{name_of(url)}-", url)]
+    copies = copies_of(f"{root_of(request)}/copies", f"{name_of(wanted.source)}-", wanted.source)
+    found = [record for _, record in copies if record.variant == wanted.variant]
     return max(found, key=lambda record: record.created_at, default=None)
 
 

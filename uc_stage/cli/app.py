@@ -18,6 +18,7 @@ from uc_stage.model import (
     InspectRequest,
     PruneRequest,
 )
+from uc_stage.ranks import parse_shard
 from uc_stage.sizes import parse_age, parse_headroom, parse_size
 
 app = typer.Typer(
@@ -104,6 +105,33 @@ def cache(
             help="A read that takes longer has failed.",
         ),
     ] = 60,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--include",
+            envvar="UC_STAGE_INCLUDE",
+            metavar="PATTERN",
+            help="Copy the files that match alone; `*` crosses folders, FOLDER/ means all below it; repeatable.",
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exclude",
+            envvar="UC_STAGE_EXCLUDE",
+            metavar="PATTERN",
+            help="Leave out the files that match; repeatable.",
+        ),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard",
+            envvar="UC_STAGE_SHARD",
+            metavar="RANK/WORLD",
+            help="Copy this node's share of the files, whole ones, balanced by rows: 0/4; auto asks the launcher.",
+        ),
+    ] = None,
     check: Annotated[
         bool,
         typer.Option(
@@ -139,6 +167,9 @@ def cache(
         headroom_factor=headroom_factor,
         max_size=None if max_size is None else parse_size(max_size, "--max-size"),
         holder="caller",
+        include=tuple(include or ()),
+        exclude=tuple(exclude or ()),
+        shard=parse_shard(shard, "--shard"),
     )
     if dry_run and not check:
         return output.show("cache", caching.plan(request), json=json)

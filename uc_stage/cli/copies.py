@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from uc_stage.cli.text import amount, duration
@@ -11,13 +12,35 @@ if TYPE_CHECKING:
     from uc_stage.model import CachedCopy, CachePlan, CacheReport, CopiesReport, Holder, PrunePlan
 
 
+def part_words(variant: str) -> str:
+    """The part of its source that a copy holds: `shard 0 of 4, include *.jpg`."""
+    words = []
+    for name, value in _words(variant):
+        words.append(f"{name} {value.replace('/', ' of ') if name == 'shard' else value}".rstrip())
+    return ", ".join(words)
+
+
+def flags(variant: str) -> str:
+    """The flags that ask for a part, each after a blank."""
+    return "".join(f" --{name}" + (f" {shlex.quote(value)}" if value else "") for name, value in _words(variant))
+
+
+def _words(variant: str) -> list[tuple[str, str]]:
+    try:
+        words = shlex.split(variant)
+    except ValueError:  # somebody changed the record
+        words = [variant]
+    return [(name, value) for name, _, value in (word.partition("=") for word in words)]
+
+
 def cache_words(report: CacheReport) -> str:
     """What `cache` did."""
     where = ", in memory" if report.in_memory else ""
+    source = report.source + (f" ({part_words(report.variant)})" if report.variant else "")
     what = f"{amount(report.files, 'files')} ({format_size(report.bytes)})"
     if report.status == "unchanged":
-        return f"unchanged: the copy of {report.source} is whole: {what}{where}"
-    words = f"copied {report.source}: {what} in {duration(report.seconds)}"
+        return f"unchanged: the copy of {source} is whole: {what}{where}"
+    words = f"copied {source}: {what} in {duration(report.seconds)}"
     if report.seconds:
         words += f", {format_size(report.bytes_copied / report.seconds)}/s"
     if report.bytes_reused:
@@ -31,6 +54,7 @@ def cache_plan(plan: CachePlan) -> list[tuple[str, str]]:
         ("copy", plan.path),
         ("state", plan.state + (f": {plan.reason}" if plan.reason else "")),
         ("source", plan.source),
+        *((("part", part_words(plan.variant)),) if plan.variant else ()),
         ("files", f"{len(plan.files):,}"),
         ("size", format_size(plan.bytes)),
         ("to copy", format_size(plan.bytes_to_copy)),
@@ -51,6 +75,7 @@ def listed(copy: CachedCopy) -> list[tuple[str, str]]:
     return [
         ("partial copy" if copy.kind == "partial" else "copy", copy.path),
         ("  source", copy.source or "unknown: its record is damaged"),
+        *((("  part", part_words(copy.variant)),) if copy.variant else ()),
         ("  generation", (copy.generation or "unknown") + version),
         ("  files", f"{copy.files:,}, {format_size(copy.bytes)}"),
         ("  last use", f"{duration(copy.idle_seconds)} ago, {copy.used_at}"),

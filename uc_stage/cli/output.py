@@ -148,7 +148,7 @@ def _verdict(report: Report) -> tuple[str, dict[str, Any] | None]:
             return "failed", {
                 "code": state,
                 "message": f"the copy of `{report.source}` is {state}",
-                "hint": f"uc-stage cache {report.source}",
+                "hint": f"uc-stage cache {report.source}{copies.flags(report.variant)}",
                 "exit_code": NOT_FRESH,
             }
         case InspectReport(verified=False):
@@ -295,6 +295,7 @@ def _inspect(report: InspectReport) -> None:
     elif report.version is not None:
         rows.append(("version", str(report.version)))
     plain = [
+        ("part", copies.part_words(report.variant)),
         ("table id", report.table_id),
         ("generation", report.generation),
         ("id", report.id),

@@ -170,6 +170,7 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         verified=verified,
         verified_detail=detail,
         problems=tuple(problems),
+        variant=record.variant if record else "",
     )
 
 

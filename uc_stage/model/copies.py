@@ -21,6 +21,8 @@ class CacheRequest:
         retries: how often a read that fails or hangs is tried again.
         read_timeout: the seconds after which a read hangs.
         holder: which process holds the copy until it ends: this one, or the one that started this command line.
+        include, exclude: patterns over the files' relative paths; all files where none is given.
+        shard: the rank of the node and the number of nodes that the files are shared out over.
     """
 
     source: str
@@ -37,6 +39,9 @@ class CacheRequest:
     retries: int = 4
     read_timeout: float = 60.0
     holder: Literal["process", "caller"] = "process"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    shard: tuple[int, int] | None = None
 
 
 CopyState = Literal["fresh", "stale", "partial", "absent"]
@@ -69,6 +74,7 @@ class CachedCopy:
         version: the table's, for the copy of an export.
         used_at, idle_seconds: when `cache` last gave it to somebody, and how long ago that is.
         holders: the live processes that make it, hold it or have files of it open.
+        variant: as recorded; empty for all of the source.
     """
 
     path: str
@@ -82,6 +88,7 @@ class CachedCopy:
     used_at: str
     idle_seconds: float
     holders: tuple[Holder, ...] = ()
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,7 @@ class CachePlan:
         bytes_lacking: the room that cannot be made; then nothing is evicted.
         evictions: the copies that have to go, the least recently used first.
         in_memory: whether the copy takes memory rather than disk.
+        variant: the part of the source that it is of, as the copy's record has it; empty for all of it.
     """
 
     request: CacheRequest
@@ -112,6 +120,7 @@ class CachePlan:
     bytes_lacking: int = 0
     evictions: tuple[CachedCopy, ...] = ()
     in_memory: bool = False
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +141,7 @@ class CacheReport:
     reason: str | None = None
     evicted: tuple[str, ...] = ()
     in_memory: bool = False
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

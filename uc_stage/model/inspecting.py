@@ -55,6 +55,7 @@ class InspectReport:
             cannot be reached from here; None for what has no origin.
         verified: whether every file's bytes match what was recorded; None unless `verify` was asked.
         verified_detail: how many files were checked in which way.
+        variant: the part of its source that a copy holds, as its record tells; empty for all of it.
     """
 
     target: str
@@ -81,3 +82,4 @@ class InspectReport:
     verified: bool | None = None
     verified_detail: str | None = None
     problems: tuple[Problem, ...] = ()
+    variant: str = ""
