@@ -61,9 +61,7 @@ def parse_shard(
     rank, count = given
     if not 0 <= rank < count:
         raise InvalidRequest(
-            f"`{flag} {rank}/{count}` is no node's: of {count} nodes, the ranks are 0 to {count - 1}"
-            if count > 0
-            else f"`{flag} {rank}/{count}` is of no nodes",
+            f"`{flag} {rank}/{count}` names no node: the ranks of {count} nodes count from 0",
             hint=f"such as {flag} 0/4 on the first of four nodes",
         )
     return rank, count

@@ -75,14 +75,16 @@ def _chosen(request: CacheRequest, source: CopySource) -> tuple[CopyFile, ...]:
     if request.include:
         kept = set()
         for pattern in _normal(request.include):
-            matched = set(filter(_matcher(pattern, "--include"), paths))
+            matches = _matcher(pattern, "--include")
+            matched = {path for path in paths if matches(path)}
             if not matched:
                 raise NotFound(
                     f"`--include {pattern}` matches no file of `{source.url}`", hint=f"it holds {_some(paths)}"
                 )
             kept |= matched
     for pattern in _normal(request.exclude):
-        kept.difference_update(filter(_matcher(pattern, "--exclude"), tuple(kept)))
+        matches = _matcher(pattern, "--exclude")
+        kept = {path for path in kept if not matches(path)}
     if not kept:
         raise NotFound(f"`--include` and `--exclude` leave no file of `{source.url}`", hint=f"it holds {_some(paths)}")
     return tuple(file for file in source.files if file.path in kept)
