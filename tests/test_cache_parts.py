@@ -343,7 +343,7 @@ def test_the_command_line_says_which_part_in_words(export: str, tmp_path: Path) 
     assert f"\npart        include train-*, {part}\n" in planned.out
     absent = uc_stage(*words, "--check", "--json")
     assert absent.code == 17
-    assert absent.json()["errors"][0]["hint"] == f"uc-stage cache {export} --include 'train-*' --shard 1/2"
+    assert absent.json["errors"][0]["hint"] == f"uc-stage cache {export} --include 'train-*' --shard 1/2"
     made = uc_stage(*words)
     assert f"copied {export} (include train-*, {part}): 4 files" in made.err
     assert f"the copy of {export} (include train-*, {part}) is whole" in uc_stage(*words).err
