@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from tests.fixtures.delta import make_numbers, parquet_files, request
 from uc_stage import exporting, thrift
 from uc_stage.engines.local import writing
-from uc_stage.engines.local.assembly import Assembly, encode
+from uc_stage.engines.local.assembly import Assembly
+from uc_stage.engines.local.encoding import encode
 from uc_stage.engines.local.writing import encoders
 from uc_stage.progress import Silent
 

@@ -79,7 +79,7 @@ def _write_struct(out: bytearray, struct: Struct) -> None:
             out.append((field - last) << 4 | kind)
         else:
             out.append(kind)
-            _write_varint(out, _zigzag(field))
+            write_varint(out, _zigzag(field))
         if kind not in (_TRUE, _FALSE):
             _write_value(out, kind, value)
         last = field
@@ -92,26 +92,27 @@ def _write_value(out: bytearray, kind: int, value: Any) -> None:
     elif kind == _DOUBLE:
         out += value
     elif kind == _BINARY:
-        _write_varint(out, len(value))
+        write_varint(out, len(value))
         out += value
     elif kind in (_LIST, _SET):
         count = len(value.values)
         out.append(min(count, _LONG) << 4 | value.kind)
         if count >= _LONG:
-            _write_varint(out, count)
+            write_varint(out, count)
         for item in value.values:
             _write_value(out, value.kind, item)
     elif kind == _STRUCT:
         _write_struct(out, value)
     else:
-        _write_varint(out, _zigzag(value))
+        write_varint(out, _zigzag(value))
 
 
 def _zigzag(value: int) -> int:
     return value << 1 if value >= 0 else (-value << 1) - 1
 
 
-def _write_varint(out: bytearray, value: int) -> None:
+def write_varint(out: bytearray, value: int) -> None:
+    """Appends a number of no sign, seven bits a byte, the lowest first."""
     while value > 127:  # noqa: PLR2004 - seven bits a byte
         out.append(value & 127 | 128)
         value >>= 7

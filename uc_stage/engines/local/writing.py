@@ -15,7 +15,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from uc_stage.crew import join
-from uc_stage.engines.local.assembly import Assembly, Encoded, encode
+from uc_stage.engines.local.assembly import Assembly
+from uc_stage.engines.local.encoding import encode
 from uc_stage.engines.schema import dictionary_columns
 from uc_stage.errors import StageError, VerificationFailed, from_os_error
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Self
 
+    from uc_stage.engines.local.encoding import Encoded
     from uc_stage.model import ExportPlan, PlannedSplit
     from uc_stage.progress import Progress
     from uc_stage.publish import Publication
