@@ -38,8 +38,9 @@ def main(source: str) -> None:
             loss = torch.nn.functional.mse_loss(model(price[:, None] / 100)[:, 0], label)
             model.zero_grad()
             loss.backward()
-            for parameter in model.parameters():
-                parameter.data.sub_(parameter.grad, alpha=0.1)  # in place of an optimizer
+            for parameter in model.parameters():  # in place of an optimizer
+                if parameter.grad is not None:
+                    parameter.data.sub_(parameter.grad, alpha=0.1)
             losses.append(loss.item())
             ids.append(batch["id"])
     print(f"rank {rank}: {len(losses)} steps from {path}, loss {losses[0]:.2f} to {losses[-1]:.2f}", flush=True)
