@@ -15,6 +15,7 @@ lint: $(ENVS)/test/ready  ## style, types, layers, generated files
 	$(ENVS)/test/bin/ruff check
 	$(ENVS)/test/bin/ruff format --check
 	$(ENVS)/test/bin/mypy
+	$(ENVS)/test/bin/shellcheck examples/*.sh .ci/run
 	$(ENVS)/test/bin/lint-imports
 	$(ENVS)/test/bin/python tools/generate.py --check
 

@@ -196,6 +196,29 @@ def test_without_workers_the_rows_come_in_order(tmp_path: Path) -> None:
     assert dataset.rows == 25
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_and_their_workers_together_yield_each_row_once(tmp_path: Path, workers: int) -> None:
+    write(tmp_path, [50, 0, 1, 30])
+    seen = []
+    for rank in range(3):
+        dataset = ParquetBatches(str(tmp_path), batch_size=8, rank=rank, world_size=3)
+        loader = DataLoader(
+            dataset, batch_size=None, collate_fn=as_is, num_workers=workers, timeout=60 if workers else 0
+        )
+        seen.append([value for batch in loader for value in batch["id"].tolist()])
+
+    assert sorted(value for rank in seen for value in rank) == list(range(81))
+    assert [len(rank) for rank in seen] == [27, 27, 27]
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_that_there_is_not_is_refused(tmp_path: Path, rank: int, world_size: int) -> None:
+    write(tmp_path, [5])
+    with pytest.raises(InvalidRequest, match=f"no rank {rank} of {world_size}"):
+        ParquetBatches(str(tmp_path), 1, rank=rank, world_size=world_size)
+
+
 def test_a_dataset_pickles_to_paths_not_data(tmp_path: Path) -> None:
     write(tmp_path, [100_000], group=10_000)
     dataset = ParquetBatches(str(tmp_path), batch_size=64)

@@ -1,4 +1,4 @@
-"""Writes what is generated from the command tree: the completions, and the parts of the README between markers.
+"""Writes what is generated: the completions, and the parts of the README between markers, by the commands and examples.
 
 python tools/generate.py           writes them
 python tools/generate.py --check   names those that differ, and exits 1
@@ -6,6 +6,7 @@ python tools/generate.py --check   names those that differ, and exits 1
 
 from __future__ import annotations
 
+import ast
 import difflib
 import os
 import re
@@ -180,6 +181,22 @@ def helps() -> dict[str, str]:
         for variables, names in sorted(users.items())
     ]
     parts["environment"] = "\n".join(["| variable | flag | commands |", "|---|---|---|", *rows])
+    return {**parts, **examples()}
+
+
+def examples() -> dict[str, str]:
+    """What the README quotes of the examples: `FILE`, a whole one, and `FILE NAME`, a function of one."""
+    parts = {}
+    for path in sorted((ROOT / "examples").iterdir()):
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".sh":
+            parts[f"example {path.name}"] = f"```bash\n{text.strip()}\n```"
+        elif path.suffix == ".py":
+            for node in ast.parse(text).body:
+                if isinstance(node, ast.FunctionDef):
+                    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                    lines = text.splitlines()[first - 1 : node.end_lineno]
+                    parts[f"example {path.name} {node.name}"] = "\n".join(["```python", *lines, "```"])
     return parts
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch.utils.data  # noqa: TID253 - nothing imports this module but who wants torch
 import torch.utils.dlpack  # noqa: TID253 - as above
 
-from uc_stage.errors import StageError
+from uc_stage.errors import InvalidRequest, StageError
 from uc_stage.loaders.arrow import batches, share
 from uc_stage.parquet import read_footers
 from uc_stage.targets import look
@@ -20,7 +20,7 @@ Batch = dict[str, Any]
 
 
 class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
-    """The rows of an export, a copy, a folder or a file in batches, each row once an epoch for any number of workers.
+    """The rows of an export, a copy, a folder or a file in batches, each row once an epoch for any ranks and workers.
 
     Give it to a `DataLoader` with `batch_size=None, collate_fn=as_is`. It holds paths and row counts, no data and no
     open file, so it can be pickled, and is safe in workers that are forked or spawned.
@@ -29,13 +29,26 @@ class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
         source: an export, a copy, a folder of Parquet or a file: a path or URL.
         batch_size: rows of a batch; where a file or a worker's share ends, a batch is shorter.
         columns: these columns only.
+        rank: which of `world_size` ranks reads with it; their shares differ by one row at most.
+        world_size: see `rank`.
 
     Raises:
-        StageError: nothing there, nothing Parquet there, or a footer that cannot be read.
+        StageError: nothing there, nothing Parquet there, a footer that cannot be read, or no such rank.
     """
 
-    def __init__(self, source: str, batch_size: int, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        batch_size: int,
+        columns: Sequence[str] | None = None,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
         super().__init__()
+        if not 0 <= rank < world_size:
+            raise InvalidRequest(f"there is no rank {rank} of {world_size}", hint="ranks are counted from 0")
+        self.rank, self.world_size = rank, world_size
         self.batch_size = batch_size
         self.columns = None if columns is None else list(columns)
         target = look(source)
@@ -47,13 +60,14 @@ class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
 
     @property
     def rows(self) -> int:
-        """The rows of an epoch."""
+        """The rows of an epoch, of all ranks together."""
         return sum(rows for _, rows in self._rows)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields this worker's batches: a dict of columns, as `tensors` gives them."""
+        """Yields the batches of this rank's worker: a dict of columns, as `tensors` gives them."""
         worker = torch.utils.data.get_worker_info()
         index, count = (worker.id, worker.num_workers) if worker else (0, 1)
+        index, count = self.rank * count + index, self.world_size * count
         for batch in batches(share(self._rows, index, count), self.batch_size, self.columns):
             yield tensors(batch)
 
