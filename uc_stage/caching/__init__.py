@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from uc_stage.caching.forming import form_of
 from uc_stage.caching.making import make
 from uc_stage.caching.places import is_in, place_of, root_of
 from uc_stage.caching.room import look_for_room
@@ -35,12 +36,14 @@ def run(request: CacheRequest, progress: Progress = SILENT) -> CacheReport:
     """Plans and executes. Raises what `plan` and `execute` raise."""
     began = time.monotonic()
     progress.phase("list", unit="files")
-    report = execute(plan(request), progress)
+    report = execute(plan(request, progress), progress)
     return replace(report, seconds=time.monotonic() - began)
 
 
-def plan(request: CacheRequest) -> CachePlan:
+def plan(request: CacheRequest, progress: Progress = SILENT) -> CachePlan:
     """Says what `cache` would do, from listings and records alone: no data file is read, nothing is written.
+
+    A copy in another form is estimated by the footers of its source's files, and by a sample where they do not tell.
 
     Raises:
         InvalidRequest: DEST holds something else, or lies in SOURCE, or SOURCE in it.
@@ -60,7 +63,8 @@ def plan(request: CacheRequest) -> CachePlan:
             hint="choose another one with `--cache-dir`",
         )
     manifest_id = source.manifest.id if source.manifest else None
-    found = survey(request, source.url, source.generation, manifest_id, source.files)
+    form = form_of(request, source.generation, source.manifest)
+    found = survey(request, source.url, source.generation, manifest_id, source.files, form, progress)
     if request.check or (found.state == "fresh" and not request.force):
         return found
     place = place_of(request, source.url, source.generation, manifest_id)
@@ -85,7 +89,7 @@ def execute(planned: CachePlan, progress: Progress = SILENT) -> CacheReport:
         except NotFound:  # noqa: PERF203 - a copy costs a million times more
             place = place_of(planned.request, planned.source, planned.generation, planned.manifest_id)
             taken = not is_marked(place.partial)
-            newer = plan(planned.request)
+            newer = plan(planned.request, progress)
             # The generation was retired while it was read; or a run that no lock kept apart has published the copy, or
             # somebody removed it. What the source itself lacks stays missing.
             if newer.generation == planned.generation and newer.state != "fresh" and not taken:
@@ -102,19 +106,24 @@ def _execute(planned: CachePlan, progress: Progress, began: float) -> CacheRepor
     if planned.state == "fresh" and not request.force and _hold(request, place):
         return _report(planned, "unchanged", began)
     manifest = _manifest(planned)
+    told = Manifest.from_json(manifest, planned.source) if manifest else None
+    form = form_of(request, planned.generation, told)
     prepare_root(root_of(request))
     before = _stamp(place.path)
     with Lock(place.lock) as lock:
         lock.acquire(request.timeout, lambda holder: progress.note(_waiting(holder)))
         lock.tell(at_once=True, rank=read_rank())
-        current = survey(request, planned.source, planned.generation, planned.manifest_id, planned.files)
+        wanted = planned.source, planned.generation, planned.manifest_id, planned.files
+        current = survey(request, *wanted, form, progress, planned.outputs)
         if current.state == "fresh" and (not request.force or _stamp(place.path) != before):
             report = _report(current, "unchanged", began)
         else:
-            made = make(current, place, manifest, lock, progress)
+            made = make(current, place, manifest, form, lock, progress)
             report = replace(
                 _report(current, "done", began),
                 state="fresh",
+                files=made.files,
+                bytes=made.bytes,
                 bytes_copied=made.copied,
                 bytes_reused=made.reused,
                 evicted=made.evicted,
@@ -153,7 +162,7 @@ def _report(planned: CachePlan, status: Literal["done", "unchanged", "checked"],
         path=planned.path,
         generation=planned.generation,
         manifest_id=planned.manifest_id,
-        files=len(planned.files),
+        files=planned.file_count,
         bytes=planned.bytes,
         bytes_copied=0,
         bytes_reused=planned.bytes if status == "unchanged" else 0,

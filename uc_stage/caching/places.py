@@ -40,9 +40,12 @@ def place_of(request: CacheRequest, url: str, generation: str, manifest_id: str 
     return Place(path, partial, lock_path(root, path))
 
 
-def variant_of(request: CacheRequest) -> str:  # noqa: ARG001
+def variant_of(request: CacheRequest) -> str:
     """Which part of the source a copy holds, and in which form, as text that its record keeps."""
-    return ""
+    parts = []
+    if request.form != "files":
+        parts.append(f"as={request.form}")
+    return " ".join(parts)
 
 
 def root_of(request: CacheRequest) -> str:

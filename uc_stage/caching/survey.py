@@ -7,6 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from uc_stage.caching.forming import weigh
 from uc_stage.caching.places import name_of, place_of, refuse_nesting, root_of, variant_of
 from uc_stage.caching.room import needed
 from uc_stage.errors import InvalidRequest, StageError, VerificationFailed
@@ -16,45 +17,66 @@ from uc_stage.publish import read_copy, read_journal
 from uc_stage.storage import space_at, translated
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from uc_stage.forms import Form, Outputs
     from uc_stage.model import CacheRequest, CopyFile, CopyState
+    from uc_stage.progress import Progress
 
 
 def survey(
-    request: CacheRequest, url: str, generation: str, manifest_id: str | None, files: tuple[CopyFile, ...]
+    request: CacheRequest,
+    url: str,
+    generation: str,
+    manifest_id: str | None,
+    files: tuple[CopyFile, ...],
+    form: Form | None,
+    progress: Progress,
+    known: Mapping[str, int] | None = None,
 ) -> CachePlan:
-    """What there is of a generation's copy, and what is still to do."""
+    """What there is of a generation's copy, and what is still to do.
+
+    `known` are the bytes of a form's outputs that were estimated before.
+    """
     place = place_of(request, url, generation, manifest_id)
     refuse_nesting(place.path, url)
     if request.dest is not None:
         _refuse_taken(place.path, url)
     record = record_at(place.path, request)
+    outputs: Outputs = form.outputs(files) if form else {file.path: (file,) for file in files}
     total = sum(file.bytes for file in files)
-    held: set[str] = set()
+    held: dict[str, int] = {}
     wanted = CopyRecord(url, generation, manifest_id, "", files, variant_of(request))
-    lack = lack_of(place.path, record, wanted)
+    lack = lack_of(place.path, record, wanted, outputs if form else None)
     state: CopyState
     if record is not None and lack is None:
         state, reason = "fresh", f"the copy holds generation `{generation}`, whole"
-        held = {file.path for file in files}
+        held = {file.path: file.bytes for file in record.files}
     elif record is not None and _what(record) == _what(wanted):
         state, reason = "partial", f"the copy is damaged: {lack}"
-        held = _held(place.path, record.files, files)
+        held = _held(place.path, record.files, outputs)
     elif read_copy(place.partial) is not None:
         noted = tuple(read_journal(place.partial).values())
-        held = _held(place.partial, noted, files)
-        state, reason = "partial", f"{_bytes(files, held)} of {total} bytes are copied"
+        held = _held(place.partial, noted, outputs)
+        done = sum(file.bytes for path in held for file in outputs[path])
+        state, reason = "partial", f"{done} of {total} bytes are copied"
     elif other := record or _other(request, url):
         state = "stale"
         reason = f"a copy of {other.created_at} holds generation `{other.generation}`; now it is `{generation}`"
     else:
         state, reason = "absent", "there is no copy of it here"
-    if request.dest is not None and record is not None and record.generation != generation and not request.check:
-        raise InvalidRequest(
-            f"`{place.path}` holds generation `{record.generation}` of `{url}`, which is at `{generation}` now",
-            hint="choose another DEST, or none: then each generation has a path of its own",
-        )
+    if request.dest is not None and record is not None and not request.check:
+        _refuse_other(place.path, record, wanted)
     space = space_at(place.path)
-    missing = [file for file in files if request.force or file.path not in held]
+    lacking = {path: parts for path, parts in outputs.items() if request.force or path not in held}
+    missing = [file for parts in lacking.values() for file in parts]
+    sizes, scratch = {file.path: file.bytes for file in missing}, 0
+    if form and state == "fresh":
+        assert record is not None
+        total = sum(file.bytes for file in record.files)
+    if form and lacking and not request.check:
+        sizes, scratch = weigh(form, url, lacking, known or {}, progress), form.scratch(lacking)
+        total = sum(sizes.values()) + sum(held[path] for path in held if path not in sizes)
     return CachePlan(
         request=request,
         source=url,
@@ -67,8 +89,10 @@ def survey(
         bytes_to_copy=sum(file.bytes for file in missing),
         bytes_free=space.free,
         reason=reason,
-        bytes_needed=needed(request, total, missing, space),
+        bytes_needed=needed(request, total, sizes.values(), space) + scratch,
         in_memory=space.in_memory,
+        file_count=len(record.files) if record is not None and state == "fresh" else len(outputs),
+        outputs=sizes if form else {},
     )
 
 
@@ -91,6 +115,21 @@ def _refuse_taken(path: str, url: str) -> None:
     raise InvalidRequest(f"`{path}` {why}", hint="choose a DEST that does not exist yet")
 
 
+def _refuse_other(path: str, record: CopyRecord, wanted: CopyRecord) -> None:
+    """Refuses a DEST that holds another generation, part or form of the source."""
+    if record.generation != wanted.generation:
+        raise InvalidRequest(
+            f"`{path}` holds generation `{record.generation}` of `{wanted.source}`, "
+            f"which is at `{wanted.generation}` now",
+            hint="choose another DEST, or none: then each generation has a path of its own",
+        )
+    if record.variant != wanted.variant:
+        raise InvalidRequest(
+            f"`{path}` holds another part or form of `{wanted.source}`: `{record.variant or 'all its files'}`",
+            hint="choose another DEST, or none: then each part and form has a path of its own",
+        )
+
+
 def record_at(path: str, request: CacheRequest) -> CopyRecord | None:
     """The record of the copy at a path; below the cache folder one that is damaged is none, and is made anew."""
     try:
@@ -101,13 +140,23 @@ def record_at(path: str, request: CacheRequest) -> CopyRecord | None:
         return None
 
 
-def lack_of(path: str, record: CopyRecord | None, wanted: CopyRecord) -> str | None:
-    """Why the folder is not the copy that is wanted, told from its record and from sizes and times; None if it is."""
+def lack_of(
+    path: str, record: CopyRecord | None, wanted: CopyRecord, outputs: Collection[str] | None = None
+) -> str | None:
+    """Why the folder is not the copy that is wanted, told from its record and from sizes and times; None if it is.
+
+    `outputs` are the paths of a copy whose files are made from those that `wanted` names.
+    """
     if record is None:
         return "there is no record"
     if _what(record) != _what(wanted):
         return "its record is of something else"
     recorded = {file.path: file for file in record.files}
+    if outputs is not None:
+        if lost := next((name for name in outputs if name not in recorded), None):
+            return f"its record does not hold `{lost}`"
+        gone = next((file for file in record.files if not _is_there(path, file)), None)
+        return f"`{gone.path}` is gone or was changed" if gone else None
     for file in wanted.files:
         known = recorded.get(file.path)
         if known is None or known.bytes != file.bytes or file.xxh3_128 not in (None, known.xxh3_128):
@@ -132,21 +181,17 @@ def _is_there(path: str, file: CopyFile) -> bool:
     return stat.S_ISREG(found.st_mode) and (found.st_size, found.st_mtime_ns) == (file.bytes, file.mtime_ns)
 
 
-def _held(path: str, noted: tuple[CopyFile, ...], files: tuple[CopyFile, ...]) -> set[str]:
-    """Those of `files` that a folder holds, as far as sizes and times tell."""
-    wanted = {file.path for file in files}
-    return {file.path for file in noted if file.path in wanted and _is_there(path, file)}
-
-
-def _bytes(files: tuple[CopyFile, ...], paths: set[str]) -> int:
-    return sum(file.bytes for file in files if file.path in paths)
+def _held(path: str, noted: tuple[CopyFile, ...], wanted: Collection[str]) -> dict[str, int]:
+    """The wanted files that a folder holds, as far as sizes and times tell, with their bytes."""
+    return {file.path: file.bytes for file in noted if file.path in wanted and _is_there(path, file)}
 
 
 def _other(request: CacheRequest, url: str) -> CopyRecord | None:
-    """The newest copy of another generation of a source in the cache folder."""
+    """The newest copy of another generation of a source, in the same part and form, in the cache folder."""
     if request.dest is not None:
         return None
     found = [record for _, record in copies_of(f"{root_of(request)}/copies", f"{name_of(url)}-", url)]
+    found = [record for record in found if record.variant == variant_of(request)]
     return max(found, key=lambda record: record.created_at, default=None)
 
 

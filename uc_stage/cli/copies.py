@@ -31,7 +31,7 @@ def cache_plan(plan: CachePlan) -> list[tuple[str, str]]:
         ("copy", plan.path),
         ("state", plan.state + (f": {plan.reason}" if plan.reason else "")),
         ("source", plan.source),
-        ("files", f"{len(plan.files):,}"),
+        ("files", f"{plan.file_count:,}"),
         ("size", format_size(plan.bytes)),
         ("to copy", format_size(plan.bytes_to_copy)),
         ("needed", format_size(plan.bytes_needed)),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 # Local NVMe on the platform; `caching` refuses the folder where somebody else prepared it.
 DEFAULT_CACHE_DIR = "/tmp/uc-stage"  # noqa: S108 - see above
+
+
+CopyForm = Literal["files", "arrow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,7 @@ class CacheRequest:
         retries: how often a read that fails or hangs is tried again.
         read_timeout: the seconds after which a read hangs.
         holder: which process holds the copy until it ends: this one, or the one that started this command line.
+        form: what the copy consists of: the source's files, or Arrow IPC made from Parquet.
     """
 
     source: str
@@ -37,6 +41,7 @@ class CacheRequest:
     retries: int = 4
     read_timeout: float = 60.0
     holder: Literal["process", "caller"] = "process"
+    form: CopyForm = "files"
 
 
 CopyState = Literal["fresh", "stale", "partial", "absent"]
@@ -89,12 +94,16 @@ class CachePlan:
     """What `cache` will do, and why.
 
     Attributes:
-        bytes_to_copy: what the path and a partial copy do not hold yet.
+        files: those of the source.
+        bytes: of the copy; about, for one in another form than the source's, and those of the source with `check`.
+        bytes_to_copy: those of the source's files that the path and a partial copy do not hold yet.
         bytes_needed: the room that this takes, in whole blocks, with the headroom.
         bytes_free: the room there is; less what must stay free, and what others are about to write, is what counts.
         bytes_lacking: the room that cannot be made; then nothing is evicted.
         evictions: the copies that have to go, the least recently used first.
         in_memory: whether the copy takes memory rather than disk.
+        file_count: the files of the copy.
+        outputs: the files that are to be made from the source's, with about the bytes of each.
     """
 
     request: CacheRequest
@@ -112,11 +121,16 @@ class CachePlan:
     bytes_lacking: int = 0
     evictions: tuple[CachedCopy, ...] = ()
     in_memory: bool = False
+    file_count: int = 0
+    outputs: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What `cache` did, or with `check` what it found: `path` is where a training script reads, `reason` why so."""
+    """What `cache` did, or with `check` what it found: `path` is where a training script reads, `reason` why so.
+
+    `bytes_copied` are those of the source; the others are the copy's.
+    """
 
     status: Literal["done", "unchanged", "checked"]
     state: CopyState

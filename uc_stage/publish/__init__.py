@@ -12,7 +12,7 @@ from uc_stage.publish.copies import (
     remove_copy,
 )
 from uc_stage.publish.exports import Publication, now, read_manifest, running, strays, sweep
-from uc_stage.publish.hashing import Written
+from uc_stage.publish.hashing import HashedFile, Written
 from uc_stage.publish.roots import (
     Stays,
     empty_trash,
@@ -30,6 +30,7 @@ from uc_stage.publish.roots import (
 
 __all__ = [
     "CopyPublication",
+    "HashedFile",
     "Publication",
     "Stays",
     "Written",

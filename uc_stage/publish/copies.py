@@ -22,7 +22,7 @@ from uc_stage.model import CopyFile
 from uc_stage.storage import LocalFolder, sync_folder, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from uc_stage.storage import Entry
 
@@ -180,15 +180,18 @@ class CopyPublication:
             self._folder.remove(entry.path)
         self._folder.remove(_JOURNAL)
 
-    def claimed(self, files: Sequence[CopyFile]) -> list[CopyFile]:
-        """Those of `files` that are there in their size, with the hash that each must have; removes all others."""
-        wanted = {file.path: file for file in files}
+    def claimed(self, wanted: Mapping[str, CopyFile | None]) -> list[CopyFile]:
+        """Those of the wanted files that are there in their size, with their hash; removes all others.
+
+        What is wanted at a path is a file of the source, or None where only the run that wrote it knows size and hash.
+        """
         found: list[CopyFile] = []
         # Listed before the journal is read: a file that another run names in between is in neither.
         entries = self._entries()
         journal = read_journal(self.partial)
         for entry in entries:
-            file, noted = wanted.get(entry.path), journal.get(entry.path)
+            noted = journal.get(entry.path) if entry.path in wanted else None
+            file = wanted.get(entry.path) or noted
             if file and noted and file.bytes == entry.bytes and file.xxh3_128 in (None, noted.xxh3_128):
                 found.append(noted)
             else:
@@ -221,6 +224,14 @@ class CopyPublication:
                 self._made.add(folder)
             self._note(file)
             os.rename(temporary, whole)
+
+    def put(self, path: str, data: bytes) -> CopyFile:
+        """Names a small file of the copy that is none of the source's."""
+        import xxhash
+
+        self._folder.put(path, data)
+        found = self._folder.stat(path)
+        return CopyFile(path, len(data), found.mtime_ns if found else None, xxhash.xxh3_128_hexdigest(data))
 
     def commit(self, record: CopyRecord, manifest: bytes | None, *, replace: bool) -> bool:
         """Gives the copy its name; says False where the name is taken, unless it is to `replace` what is there.
