@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         BenchReport,
         Compression,
         CopiesReport,
+        CopyForm,
         EngineName,
         ExportReport,
         InspectReport,
@@ -161,6 +162,7 @@ def cache(
     retries: int = 4,
     read_timeout: float = 60.0,
     force: bool = False,
+    form: CopyForm = "files",
     progress: Progress | None = None,
 ) -> str:
     """Copies an export or a folder to this node's disk, verified, and gives the path, as `uc-stage cache` does.
@@ -180,6 +182,7 @@ def cache(
         retries: how often a read that fails or hangs is tried again.
         read_timeout: the seconds after which a read hangs.
         force: copy again what is there already.
+        form: `arrow` writes Parquet as Arrow IPC, which `datasets.load_from_disk` memory-maps at once.
         progress: who is told of progress; nobody by default.
 
     Raises:
@@ -204,6 +207,7 @@ def cache(
         headroom=headroom_bytes,
         headroom_factor=headroom_factor,
         max_size=max_size,
+        form=form,
     )
     return caching.run(request, progress or SILENT).path
 

@@ -15,6 +15,7 @@ from uc_stage.model import (
     DEFAULT_CACHE_DIR,
     BenchRequest,
     CacheRequest,
+    CopyForm,
     InspectRequest,
     PruneRequest,
 )
@@ -78,6 +79,12 @@ def cache(
             help="Most bytes of all copies in the cache folder.",
         ),
     ] = None,
+    form: Annotated[
+        CopyForm,
+        typer.Option(
+            "--as", envvar="UC_STAGE_AS", help="Write Parquet as Arrow IPC, which `datasets.load_from_disk` maps."
+        ),
+    ] = "files",
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -139,6 +146,7 @@ def cache(
         headroom_factor=headroom_factor,
         max_size=None if max_size is None else parse_size(max_size, "--max-size"),
         holder="caller",
+        form=form,
     )
     if dry_run and not check:
         return output.show("cache", caching.plan(request), json=json)
