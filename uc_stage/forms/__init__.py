@@ -62,6 +62,9 @@ class FormSink(Protocol):
     def takes(self, file: CopyFile) -> bool:
         """Whether the file may be fetched now, which is asked before its first byte; True counts it as begun."""
 
+    def close(self) -> None:
+        """Removes what waits, and has what is being written end in an error, where a run ends before its end."""
+
     @property
     def written(self) -> list[CopyFile]:
         """The outputs that have their names, with their hashes."""
