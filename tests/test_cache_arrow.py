@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import importlib.util
 import os
-import pickle
+import pathlib
 import signal
 import subprocess
 import sys
@@ -19,11 +20,16 @@ from tests.fixtures.exports import make_export
 from tests.test_cache import leftovers
 from tests.test_cache_processes import finish, start
 from uc_stage import caching, inspection, pruning
+from uc_stage.benchmark import process, readers
+from uc_stage.benchmark.readers import Job, State
 from uc_stage.errors import InvalidRequest, NoSpace, Unsupported, VerificationFailed
 from uc_stage.forms import arrow, arrow_schema, sink
 from uc_stage.forms.arrow import named_splits
 from uc_stage.loaders.arrow import batches, share
+from uc_stage.loaders.torch import ParquetBatches
+from uc_stage.manifest import CopyRecord
 from uc_stage.model import CacheReport, CacheRequest, CopyFile, InspectRequest, PruneRequest
+from uc_stage.progress import SILENT
 from uc_stage.publish import CopyPublication, read_copy
 from uc_stage.sources import open_source
 
@@ -129,7 +135,8 @@ class TestWithDatasets:
         )
         source = put(tmp_path / "source", {"a.parquet": table, "b.parquet": table})
 
-        loaded, memory = allocated(lambda path=cache(source).path: hf.load_from_disk(path)["train"])
+        path = cache(source).path
+        loaded, memory = allocated(lambda: hf.load_from_disk(path)["train"])
 
         assert memory < 10_000
         assert loaded.to_list() == table.to_pylist() * 2
@@ -156,7 +163,7 @@ class TestWithDatasets:
         assert hf.load_from_disk(cache(source).path)["train"].features == features
 
     def test_what_datasets_keeps_beside_it_neither_troubles_a_run_nor_keeps_the_copy(
-        self, cache: Callable[..., CacheReport], request_of: Callable[..., CacheRequest], tmp_path: Path, hf: Any
+        self, cache: Callable[..., CacheReport], tmp_path: Path, hf: Any
     ) -> None:
         make_export(str(tmp_path / "orders"))
         path = cache(tmp_path / "orders").path
@@ -233,8 +240,6 @@ def test_a_copy_that_would_not_fit_as_arrow_is_refused_before_its_first_byte(
     plan = caching.plan(request)
     assert plan.bytes > 100 * sum(file.bytes for file in plan.files)
 
-    with pytest.raises(NoSpace):
-        caching.run(replace(request, reserve=plan.bytes_free - plan.bytes // 2))
     with pytest.raises(NoSpace, match="--max-size"):
         caching.run(replace(request, max_size=plan.bytes // 2))
 
@@ -242,7 +247,11 @@ def test_a_copy_that_would_not_fit_as_arrow_is_refused_before_its_first_byte(
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [(pa.map_(pa.string(), pa.int64()), [("a", 1)]), (pa.list_(pa.uuid()), [b"1" * 16])]
+    ("kind", "value"),
+    [
+        (pa.map_(pa.string(), pa.int64()), [("a", 1)]),
+        (pa.list_(pa.struct([("deep", pa.map_(pa.string(), pa.int64()))])), [{"deep": [("a", 1)]}]),
+    ],
 )
 @pytest.mark.parametrize("installed", [True, False])
 def test_a_column_that_datasets_cannot_take_is_refused_before_the_first_byte(
@@ -251,7 +260,7 @@ def test_a_column_that_datasets_cannot_take_is_refused_before_the_first_byte(
 ) -> None:  # fmt: skip
     source = put(tmp_path / "source", {"a.parquet": pa.table({"odd": pa.array([value], kind)})})
     if not installed:
-        monkeypatch.setattr(arrow_schema.importlib.util, "find_spec", lambda _: None)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
     with pytest.raises(Unsupported, match=r"no column of the type .*, which `odd` has") as caught:
         cache(source)
@@ -339,7 +348,7 @@ def test_a_dest_that_holds_one_form_is_not_taken_by_another(cache: Callable[...,
     assert cache(source, dest=dest).path == dest
     assert cache(source, dest=dest).status == "unchanged"
 
-    with pytest.raises(InvalidRequest, match="holds another part or form of .*: `as=arrow`"):
+    with pytest.raises(InvalidRequest, match=r"holds another part or form of .*: `as=arrow`"):
         cache(source, dest=dest, form="files")
 
 
@@ -347,11 +356,11 @@ def test_a_flipped_byte_on_the_way_is_noticed_before_it_is_written_as_arrow(
     volume: Volume, cache: Callable[..., CacheReport], tmp_path: Path
 ) -> None:
     manifest = make_export(f"{volume.backing}/orders")
-    victim = manifest.files[1].path
-    volume.fault(f"orders/{victim}", flip=manifest.files[1].bytes // 2)
+    victim = min(manifest.files, key=lambda file: file.bytes).path
+    volume.fault(f"orders/{victim}", flip=100)
     source = f"{volume.mount}/orders"
     with pytest.raises(VerificationFailed, match=f"{victim}` came with other bytes .* also when fetched again"):
-        cache(source)
+        cache(source, jobs=1)
     assert os.listdir(tmp_path / "cache/copies") == []
 
     volume.fault(f"orders/{victim}", flip=100, times=1)
@@ -359,14 +368,18 @@ def test_a_flipped_byte_on_the_way_is_noticed_before_it_is_written_as_arrow(
 
     assert report.status == "done"
     assert report.bytes_reused > 0
-    assert [column_of(report.path, "id")] == [[row["id"] for row in rows_in(source)["train"]]]
+    assert column_of(report.path, "id") == [row["id"] for row in rows_in(source)["train"]]
+
+
+def streams(path: str) -> list[str]:
+    record = read_copy(path)
+    assert record is not None
+    return [file.path for file in record.files if file.path.endswith(".arrow")]
 
 
 def column_of(path: str, name: str) -> list[Any]:
     """The values of a column, read as the loaders do."""
-    record = read_copy(path)
-    assert record is not None
-    files = [(f"{path}/{file.path}", 10**9) for file in record.files if file.path.endswith(".arrow")]
+    files = [(f"{path}/{name}", 10**9) for name in streams(path)]
     return [value for batch in batches(share(files, 0, 1), 700, [name]) for value in batch.column(0).to_pylist()]
 
 
@@ -374,7 +387,7 @@ def test_a_page_that_no_longer_decodes_is_named_and_leaves_nothing(
     cache: Callable[..., CacheReport], tmp_path: Path
 ) -> None:
     table = pa.table({"text": [f"text {i}" for i in range(20_000)]})
-    source = put(tmp_path / "s", {"a.parquet": table}, compression="zstd", use_dictionary=False)
+    source = put(tmp_path / "s", {"a.parquet": table}, compression="none", use_dictionary=False)
     with open(f"{source}/a.parquet", "r+b") as file:
         file.seek(2000)
         file.write(b"\xff" * 500)
@@ -400,9 +413,9 @@ def test_killed_in_the_middle_of_a_conversion_a_run_keeps_what_is_whole(tmp_path
         "    real(path, parts, out)\n"
         "arrow._write = late\n"
     )
-    process = start(source, root, dying)
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
+    dies = start(source, root, dying)
+    dies.communicate(timeout=60)
+    assert dies.returncode == -signal.SIGKILL
     request = CacheRequest(source, cache_dir=root, form="arrow")
     plan = caching.plan(request)
     assert (plan.state, len(plan.outputs), os.path.exists(plan.path)) == ("partial", 2, False)
@@ -429,9 +442,9 @@ def test_killed_at_each_step_of_publication_a_run_goes_on(step: str, tmp_path: P
         "    return real(*a, **k)\n"
         f"{step} = late\n"
     )
-    process = start(source, root, killer)
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
+    dies = start(source, root, killer)
+    dies.communicate(timeout=60)
+    assert dies.returncode == -signal.SIGKILL
     assert os.listdir(tmp_path / "cache/copies") == []
 
     report, _ = finish(start(source, root, AS_ARROW))
@@ -445,13 +458,13 @@ def test_killed_at_each_step_of_publication_a_run_goes_on(step: str, tmp_path: P
 def test_of_several_processes_all_give_one_path_also_where_the_lock_lies(lock: str, tmp_path: Path) -> None:
     source, root = str(tmp_path / "orders"), str(tmp_path / "cache")
     make_export(source, files=6, rows=20_000)
-    processes = [start(source, root, AS_ARROW + lock) for _ in range(3)]
+    processes = [start(source, root, AS_ARROW + lock) for _ in range(2)]
 
-    reports = [finish(process)[0] for process in processes]
+    reports = [finish(one)[0] for one in processes]
 
     assert len({report["path"] for report in reports}) == 1
     if not lock:
-        assert sorted(report["status"] for report in reports) == ["done", "unchanged", "unchanged"]
+        assert sorted(report["status"] for report in reports) == ["done", "unchanged"]
     assert column_of(reports[0]["path"], "id") == [row["id"] for row in rows_in(source)["train"]]
 
 
@@ -484,18 +497,24 @@ def test_a_damaged_file_is_found_and_made_anew_from_its_source_alone(
     assert os.path.exists(f"{path}/train/state.json")
 
 
-def test_each_reader_of_bench_reads_a_copy_as_arrow(cache: Callable[..., CacheReport], tmp_path: Path) -> None:
-    make_export(str(tmp_path / "orders"))
-    path = cache(tmp_path / "orders").path
+def test_each_reader_reads_a_copy_as_arrow(cache: Callable[..., CacheReport], tmp_path: Path) -> None:
+    source = str(tmp_path / "orders")
+    make_export(source)
+    path = cache(source).path
+    ids = [row["id"] for row in rows_in(source)["train"]]
 
-    report = uc_stage.bench(path, batch_size=300, workers=1, seconds=60)
+    report = uc_stage.bench(path, readers=["raw", "arrow"], batch_size=300, seconds=60)
 
     assert [(one.reader, one.rows, one.failed) for one in report.measurements] == [
-        ("raw", None, False), ("arrow", 3000, False), ("hf", 3000, False), ("torch", 3000, False)
+        ("raw", None, False), ("arrow", 3000, False)
     ]  # fmt: skip
-    from uc_stage.loaders.torch import ParquetBatches
-
-    assert pickle.loads(pickle.dumps(ParquetBatches(path, 64))).rows == 3000
+    dataset = ParquetBatches(path, 64)
+    assert dataset.rows == 3000
+    assert [value for batch in dataset for value in batch["id"].tolist()] == ids
+    job = Job("hf", path, tuple((f"{path}/{name}", 1, 1000) for name in streams(path)), 700, 0, 60.0)
+    assert sum(rows for rows, _ in readers._hf(job)) == 3000
+    state = State(3000, 0, 1.0, 0.1, ended=True)
+    assert "load_from_disk" in str(process._measurement(job, 1, state, "").note)
 
 
 def test_a_file_that_is_no_arrow_stream_is_told_as_such(cache: Callable[..., CacheReport], tmp_path: Path) -> None:
@@ -521,7 +540,7 @@ def test_files_of_the_source_wait_in_bounded_room(
 
     def watched(path: str, parts: Any, out: Any) -> None:
         above = os.path.dirname(parts[0].here)
-        most[0] = max(most[0], len([name for name in os.listdir(above)]))
+        most[0] = max(most[0], len(os.listdir(above)))
         real(path, parts, out)
 
     monkeypatch.setattr(arrow, "_write", watched)
@@ -539,10 +558,7 @@ def test_an_output_of_several_parts_is_written_once_all_are_there_and_none_stay_
 
     def write(path: str, parts: Any, out: Any) -> None:
         written.append((path, [part.file.path for part in parts]))
-        out.write(b"".join(open(part.here, "rb").read() for part in parts))
-
-    from uc_stage.manifest import CopyRecord
-    from uc_stage.progress import SILENT
+        out.write(b"".join(pathlib.Path(part.here).read_bytes() for part in parts))
 
     publication = CopyPublication(str(tmp_path / "copy"), str(tmp_path / "partial"))
     publication.open(CopyRecord("s", "g", None, "", ()))

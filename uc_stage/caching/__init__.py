@@ -169,6 +169,7 @@ def _report(planned: CachePlan, status: Literal["done", "unchanged", "checked"],
         seconds=time.monotonic() - began,
         reason=planned.reason,
         in_memory=planned.in_memory,
+        form=planned.request.form,
     )
 
 

@@ -110,11 +110,7 @@ class ArrowForm:
             yield f"{split}/state.json", json.dumps(state, indent=2).encode()
             # The features are those of the Arrow files.
             yield f"{split}/dataset_info.json", b"{}"
-        yield "dataset_dict.json", json.dumps({"splits": self._order(splits)}).encode()
-
-    def _order(self, splits: Mapping[str, object]) -> list[str]:
-        known = list(dict.fromkeys([*self._splits.values(), *_KEYWORDS.values()]))
-        return sorted(splits, key=lambda name: (known.index(name) if name in known else len(known), name))
+        yield "dataset_dict.json", json.dumps({"splits": sorted(splits, key=_usual_order)}).encode()
 
 
 def named_splits(paths: Sequence[str]) -> dict[str, str]:
@@ -138,6 +134,12 @@ def named_splits(paths: Sequence[str]) -> dict[str, str]:
     return {path: named.get(path, "train") for path in paths}
 
 
+def _usual_order(split: str) -> tuple[int, str]:
+    # A manifest has them in the order of their names.
+    usual = list(dict.fromkeys(_KEYWORDS.values()))
+    return (usual.index(split) if split in usual else len(usual)), split
+
+
 def _largest_first(file: CopyFile) -> int:
     return -file.bytes
 
@@ -153,13 +155,16 @@ def _write(_: str, parts: Sequence[Part], out: BinaryIO) -> None:
 
     (part,) = parts
     rows = 0
-    with understood(part.file.path), pq.ParquetFile(part.here, memory_map=False, pre_buffer=False) as source:
+    options = {"pre_buffer": False, "page_checksum_verification": True}
+    with understood(part.file.path), pq.ParquetFile(part.here, **options) as source:
         schema = loadable(source.schema_arrow, part.file.path)
         with (
             pa.BufferedOutputStream(pa.PythonFile(out, "w"), _BUFFER_BYTES) as buffered,
             pa.ipc.new_stream(buffered, schema) as writer,
         ):
             for batch in source.iter_batches(batch_rows(source.metadata)):
+                # No hash may have been there to compare the file with, and `datasets` checks nothing.
+                batch.validate(full=True)
                 writer.write_batch(batch.cast(schema))
                 rows += batch.num_rows
         if rows != source.metadata.num_rows:
