@@ -266,7 +266,8 @@ def test_a_column_that_datasets_cannot_take_is_refused_before_the_first_byte(
         cache(source)
 
     assert "--cast odd=json" in str(caught.value.hint)
-    assert not (tmp_path / "cache").exists()
+    assert leftovers(tmp_path / "cache") == []
+    assert os.listdir(tmp_path / "cache/copies") == []
 
 
 def test_neither_a_plan_nor_a_copy_imports_datasets(tmp_path: Path) -> None:
@@ -277,6 +278,32 @@ def test_neither_a_plan_nor_a_copy_imports_datasets(tmp_path: Path) -> None:
         "assert 'datasets' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "orders"), str(tmp_path / "cache")], check=True)
+
+
+def test_a_disk_that_fills_up_meanwhile_ends_the_copy_and_keeps_no_half_of_a_file(
+    disk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = put(tmp_path / "s", {"a.parquet": pa.table({"text": ["always the same"] * 200_000})})
+    monkeypatch.setattr(arrow, "estimated", lambda *_: {"train/a.arrow": 1})
+    os.chmod(disk, 0o700)
+
+    with pytest.raises(NoSpace, match="No space left"):
+        caching.run(CacheRequest(source, cache_dir=f"{disk}/cache", form="arrow"))
+
+    assert not [path for path in pathlib.Path(disk).rglob("*") if path.parent.name == "unnamed"]
+
+
+def test_of_ranks_that_ask_at_once_only_the_one_that_copies_reads_footers(
+    cache: Callable[..., CacheReport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = str(tmp_path / "orders")
+    make_export(source)
+    cache(source)
+    monkeypatch.delattr(arrow, "estimated")
+
+    assert cache(source).status == "unchanged"
+    with pytest.raises(InvalidRequest, match="no form `tar`"):
+        cache(source, form="tar")
 
 
 def test_files_that_do_not_belong_together_are_refused(cache: Callable[..., CacheReport], tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from uc_stage.caching.places import variant_of
+from uc_stage.errors import InvalidRequest
 from uc_stage.forms.arrow import ArrowForm
+from uc_stage.model import CopyForm
 from uc_stage.storage import open_folder
 
 if TYPE_CHECKING:
@@ -18,7 +20,13 @@ if TYPE_CHECKING:
 
 
 def form_of(request: CacheRequest, generation: str, manifest: Manifest | None) -> Form | None:
-    """The form that is asked for of one generation; None for the source's files as they are."""
+    """The form that is asked for of one generation; None for the source's files as they are.
+
+    Raises:
+        InvalidRequest: there is no such form.
+    """
+    if request.form not in get_args(CopyForm):
+        raise InvalidRequest(f"there is no form `{request.form}`", hint=f"there are {', '.join(get_args(CopyForm))}")
     if request.form == "arrow":
         return ArrowForm(manifest, f"{generation} {manifest.id if manifest else ''} {variant_of(request)}")
     return None

@@ -12,7 +12,7 @@ from uc_stage.caching.forming import weigh
 from uc_stage.caching.places import root_of, variant_of
 from uc_stage.caching.room import make_room, needed
 from uc_stage.caching.survey import copies_of, lack_of, record_at
-from uc_stage.errors import InvalidRequest, NoSpace
+from uc_stage.errors import InvalidRequest, NoSpace, Unsupported
 from uc_stage.manifest import CopyRecord
 from uc_stage.publish import CopyPublication, evict, foreign_file, is_marked, now, remove_copy
 from uc_stage.storage import open_folder, space_at
@@ -64,13 +64,13 @@ def make(
     size = sum(file.bytes for file in missing)
     _sweep(request, place, current)
     sizes, scratch = {file.path: file.bytes for file in missing}, 0
-    if form:
-        sizes, scratch = weigh(form, current.source, lacking, current.outputs, shared), form.scratch(lacking)
-    total = sum(sizes.values()) + sum(kept.values())
-    need = needed(request, total, sizes.values(), space_at(place.partial)) + scratch
     try:
+        if form:
+            sizes, scratch = weigh(form, current.source, lacking, current.outputs, shared), form.scratch(lacking)
+        total = sum(sizes.values()) + sum(kept.values())
+        need = needed(request, total, sizes.values(), space_at(place.partial)) + scratch
         evicted = make_room(request, place, total, need, lock, progress)
-    except NoSpace:
+    except (NoSpace, Unsupported):
         if not good:
             publication.drop()
         raise

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from uc_stage.storage import Folder
 
 _BUFFER_BYTES = 1024**2
+# Each holds a row group in memory; more than a disk can take from so many is not to be had.
+_AT_ONCE = 16
 
 _SHARDED = re.compile(r"(?:.*/)?(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*")
 # https://huggingface.co/docs/hub/datasets-file-names-and-splits
@@ -87,8 +89,8 @@ class ArrowForm:
     def sink(
         self, publication: CopyPublication, outputs: Outputs, sizes: Mapping[str, int], progress: Progress
     ) -> OutputSink:
-        """A sink that writes as many Arrow files at once as there are processors."""
-        return OutputSink(publication, outputs, _write, os.cpu_count() or 1, sizes, progress)
+        """A sink that writes as many Arrow files at once as there are processors, or `_AT_ONCE`."""
+        return OutputSink(publication, outputs, _write, min(os.cpu_count() or 1, _AT_ONCE), sizes, progress)
 
     def beside(self, outputs: Outputs) -> Iterator[tuple[str, bytes]]:
         """What `datasets.load_from_disk` reads first: the splits, and of each its files in their order."""
