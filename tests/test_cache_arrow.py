@@ -3,7 +3,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,28 +17,23 @@ from tests.fixtures.delta import export as export_table
 from tests.fixtures.delta import make_numbers
 from tests.fixtures.exports import make_export
 from tests.test_cache import leftovers
-from tests.test_cache_processes import finish, start
 from uc_stage import caching, inspection, pruning
 from uc_stage.benchmark import process, readers
 from uc_stage.benchmark.readers import Job, State
 from uc_stage.errors import InvalidRequest, NoSpace, Unsupported, VerificationFailed
 from uc_stage.forms import arrow, arrow_schema, sink
-from uc_stage.forms.arrow import named_splits
 from uc_stage.loaders.arrow import batches, share
 from uc_stage.loaders.torch import ParquetBatches
-from uc_stage.manifest import CopyRecord
-from uc_stage.model import CacheReport, CacheRequest, CopyFile, InspectRequest, PruneRequest
-from uc_stage.progress import SILENT
-from uc_stage.publish import CopyPublication, read_copy
+from uc_stage.model import CacheReport, CacheRequest, InspectRequest, PruneRequest
+from uc_stage.publish import read_copy
 from uc_stage.sources import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.fixtures.s3 import Bucket
     from tests.fixtures.volume import Volume
-
-AS_ARROW = "R = CacheRequest\nCacheRequest = lambda *a, **k: R(*a, **k, form='arrow')\n"
 
 
 @pytest.fixture
@@ -232,6 +226,23 @@ def test_the_size_is_planned_a_little_above_what_it_comes_to(
     }
 
 
+def test_an_object_store_tells_the_size_too(
+    bucket: Bucket, request_of: Callable[..., CacheRequest], tmp_path: Path
+) -> None:
+    source = put(
+        tmp_path / "source", {"a.parquet": pa.table({"id": range(9000), "text": ["red", "green", "x"] * 3000})}
+    )
+    bucket.put("data/a.parquet", pathlib.Path(f"{source}/a.parquet").read_bytes())
+    request = request_of(f"{bucket.url}/data")
+
+    plan = caching.plan(request)
+    report = caching.run(request)
+
+    assert report.bytes <= 1.1 * plan.bytes
+    assert plan.bytes <= 1.1 * report.bytes
+    assert column_of(report.path, "id") == list(range(9000))
+
+
 def test_a_copy_that_would_not_fit_as_arrow_is_refused_before_its_first_byte(
     request_of: Callable[..., CacheRequest], tmp_path: Path
 ) -> None:
@@ -321,18 +332,6 @@ def test_files_that_do_not_belong_together_are_refused(cache: Callable[..., Cach
         cache(put(tmp_path / "double", {"a.parquet": double}))
 
 
-def test_the_splits_of_a_plain_folder_are_told_by_its_names() -> None:
-    sharded = ["train-00000-of-00001.parquet", "data/dev.b-00000-of-00002-x.parquet"]
-    assert named_splits(sharded) == {sharded[0]: "train", sharded[1]: "dev.b"}
-    assert named_splits(["a/test/1.parquet", "train.parquet", "my_val-2.pq"]) == {
-        "a/test/1.parquet": "test", "train.parquet": "train", "my_val-2.pq": "validation"
-    }  # fmt: skip
-    plain = ["part-00000-5f.snappy.parquet", "contest.parquet", "train.parquet"]
-    assert named_splits(plain) == dict.fromkeys(plain, "train")
-    with pytest.raises(Unsupported, match=r"`test\.parquet` names the split `test` and `x\.parquet` names none"):
-        named_splits(["test.parquet", "x.parquet"])
-
-
 def test_a_plain_folder_keeps_its_folders_and_its_splits(cache: Callable[..., CacheReport], tmp_path: Path) -> None:
     one = pa.table({"id": [1]})
     source = put(tmp_path / "s", {"train/a.parquet": one, "test/a.pq": one, "val/x/a.parquet": one})
@@ -377,6 +376,7 @@ def test_a_dest_that_holds_one_form_is_not_taken_by_another(cache: Callable[...,
 
     with pytest.raises(InvalidRequest, match=r"holds another part or form of .*: `as=arrow`"):
         cache(source, dest=dest, form="files")
+    assert cache(source, dest=dest, form="files", check=True).state == "absent"
 
 
 def test_a_flipped_byte_on_the_way_is_noticed_before_it_is_written_as_arrow(
@@ -424,75 +424,6 @@ def test_a_page_that_no_longer_decodes_is_named_and_leaves_nothing(
 
     assert os.listdir(tmp_path / "cache/copies") == []
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.parent.name == "unnamed"]
-
-
-def test_killed_in_the_middle_of_a_conversion_a_run_keeps_what_is_whole(tmp_path: Path) -> None:
-    source, root = str(tmp_path / "orders"), str(tmp_path / "cache")
-    manifest = make_export(source, files=4, rows=5000)
-    dying = AS_ARROW + (
-        "import itertools, os, signal\njobs = 1\n"
-        "from uc_stage.forms import arrow\n"
-        "real, calls = arrow._write, itertools.count(1)\n"
-        "def late(path, parts, out):\n"
-        "    if next(calls) == 3:\n"
-        "        out.write(b'a half')\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    real(path, parts, out)\n"
-        "arrow._write = late\n"
-    )
-    dies = start(source, root, dying)
-    dies.communicate(timeout=60)
-    assert dies.returncode == -signal.SIGKILL
-    request = CacheRequest(source, cache_dir=root, form="arrow")
-    plan = caching.plan(request)
-    assert (plan.state, len(plan.outputs), os.path.exists(plan.path)) == ("partial", 2, False)
-
-    report, _ = finish(start(source, root, AS_ARROW))
-
-    assert report["bytes_copied"] == plan.bytes_to_copy
-    assert report["bytes_copied"] == sum(sorted(file.bytes for file in manifest.files)[:2])
-    assert report["bytes_reused"] > 0
-    assert column_of(report["path"], "id") == [row["id"] for row in rows_in(source)["train"]]
-    assert leftovers(tmp_path / "cache") == []
-
-
-@pytest.mark.parametrize("step", ["publish.CopyPublication._note", "os.rename", "storage.LocalFolder.put"])
-def test_killed_at_each_step_of_publication_a_run_goes_on(step: str, tmp_path: Path) -> None:
-    source, root = str(tmp_path / "orders"), str(tmp_path / "cache")
-    make_export(source)
-    last = {"publish.CopyPublication._note": 3, "os.rename": 3, "storage.LocalFolder.put": 5}[step]
-    killer = AS_ARROW + (
-        "import os, itertools, signal\nfrom uc_stage import publish, storage\n"
-        f"real, calls = {step}, itertools.count(1)\n"
-        "def late(*a, **k):\n"
-        f"    if next(calls) == {last}: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return real(*a, **k)\n"
-        f"{step} = late\n"
-    )
-    dies = start(source, root, killer)
-    dies.communicate(timeout=60)
-    assert dies.returncode == -signal.SIGKILL
-    assert os.listdir(tmp_path / "cache/copies") == []
-
-    report, _ = finish(start(source, root, AS_ARROW))
-
-    assert report["bytes_reused"] > 0
-    assert column_of(report["path"], "id") == [row["id"] for row in rows_in(source)["train"]]
-    assert leftovers(tmp_path / "cache") == []
-
-
-@pytest.mark.parametrize("lock", ["", "import fcntl; fcntl.flock = lambda *_: None\n"])
-def test_of_several_processes_all_give_one_path_also_where_the_lock_lies(lock: str, tmp_path: Path) -> None:
-    source, root = str(tmp_path / "orders"), str(tmp_path / "cache")
-    make_export(source, files=6, rows=20_000)
-    processes = [start(source, root, AS_ARROW + lock) for _ in range(2)]
-
-    reports = [finish(one)[0] for one in processes]
-
-    assert len({report["path"] for report in reports}) == 1
-    if not lock:
-        assert sorted(report["status"] for report in reports) == ["done", "unchanged"]
-    assert column_of(reports[0]["path"], "id") == [row["id"] for row in rows_in(source)["train"]]
 
 
 def test_a_damaged_file_is_found_and_made_anew_from_its_source_alone(
@@ -576,38 +507,3 @@ def test_files_of_the_source_wait_in_bounded_room(
     # With the Arrow files that are being written.
     assert 1 <= most[0] <= 3 + (os.cpu_count() or 1)
     assert column_of(report.path, "id") == [row["id"] for row in rows_in(source)["train"]]
-
-
-def test_an_output_of_several_parts_is_written_once_all_are_there_and_none_stay_behind(tmp_path: Path) -> None:
-    files = [CopyFile(name, 10, 5) for name in ("a", "b", "c")]
-    outputs = {"ab": (files[0], files[1]), "c": (files[2],)}
-    written: list[tuple[str, list[str]]] = []
-
-    def write(path: str, parts: Any, out: Any) -> None:
-        written.append((path, [part.file.path for part in parts]))
-        out.write(b"".join(pathlib.Path(part.here).read_bytes() for part in parts))
-
-    publication = CopyPublication(str(tmp_path / "copy"), str(tmp_path / "partial"))
-    publication.open(CopyRecord("s", "g", None, "", ()))
-    made = sink.OutputSink(publication, outputs, write, 1, {"ab": 20, "c": 10}, SILENT)
-
-    def bring(file: CopyFile) -> str:
-        here = made.temporary()
-        with open(here, "w", encoding="utf-8") as stream:
-            stream.write(file.path)
-        made.accept(here, file)
-        return here
-
-    assert sink.waiting(outputs) == 30
-    assert made.takes(files[1])
-    first = bring(files[1])
-    assert written == []
-    bring(files[0])
-    assert written == [("ab", ["a", "b"])]
-    assert (tmp_path / "partial/ab").read_bytes() == b"ab"
-    assert not os.path.exists(first)
-    made.close()
-    with pytest.raises(sink._ClosedError):
-        bring(files[2])
-    assert [file.path for file in made.written] == ["ab"]
-    assert not (tmp_path / "partial/c").exists()

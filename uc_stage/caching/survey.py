@@ -59,6 +59,8 @@ def survey(
         held = _held(place.partial, noted, outputs)
         done = sum(file.bytes for path in held for file in outputs[path])
         state, reason = "partial", f"{done} of {total} bytes are copied"
+    elif record is not None and (record.generation, record.manifest_id) == (generation, manifest_id):
+        state, reason = "absent", f"there is another part or form of it: `{record.variant or 'all its files'}`"
     elif other := record or _other(request, url):
         state = "stale"
         reason = f"a copy of {other.created_at} holds generation `{other.generation}`; now it is `{generation}`"
