@@ -284,7 +284,8 @@ class CopyPublication:
     def drop(self) -> None:
         """Removes the partial folder, in whole: nobody can publish a half of it meanwhile."""
         aside = self._aside()
-        with translated(self.partial), contextlib.suppress(FileNotFoundError):
+        # Another run that no lock keeps apart may remove it at the same time, marker and all.
+        with translated(self.partial), contextlib.suppress(FileNotFoundError, InvalidRequest):
             os.rename(self.partial, aside)
             remove_copy(aside)
 
