@@ -15,6 +15,7 @@ _uc_stage() {
         demo) flags='--size --quiet -q --debug -h --help' ;;
     esac
     if [[ -n $command ]]; then case $prev in
+        --as) words='files arrow' ;;
         --compression) words='zstd snappy none' ;;
         --engine) words='auto local spark' ;;
         --for) words='any hf torch' ;;

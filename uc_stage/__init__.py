@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         BenchReport,
         Compression,
         CopiesReport,
+        CopyForm,
         EngineName,
         ExportReport,
         InspectReport,
@@ -164,6 +165,7 @@ def cache(
     exclude: Sequence[str] = (),
     shard: str | tuple[int, int] | None = None,
     force: bool = False,
+    form: CopyForm = "files",
     progress: Progress | None = None,
 ) -> str:
     """Copies an export or a folder to this node's disk, verified, and gives the path, as `uc-stage cache` does.
@@ -186,6 +188,7 @@ def cache(
         exclude: leave out those that match one of these.
         shard: copy this node's share alone: its rank and the number of nodes, `0/4` or `(0, 4)`, or `auto`.
         force: copy again what is there already.
+        form: `arrow` writes Parquet as Arrow IPC, which `datasets.load_from_disk` memory-maps at once.
         progress: who is told of progress; nobody by default.
 
     Raises:
@@ -214,6 +217,7 @@ def cache(
         include=_patterns(include),
         exclude=_patterns(exclude),
         shard=parse_shard(shard, "shard"),
+        form=form,
     )
     return caching.run(request, progress or SILENT).path
 

@@ -89,7 +89,7 @@ def read_footer(folder: Folder, path: str, *, nulls: bool = False) -> Footer:
 
     whole = folder.locate(path)
     data = _read_tail(folder, path)
-    with translated(whole), _understood(whole):
+    with translated(whole), understood(whole):
         # The magic in front makes a file of the footer alone, which is all that is looked at here.
         metadata = pq.read_metadata(pa.BufferReader(MAGIC + data))
         arrow = metadata.schema.to_arrow_schema()
@@ -114,6 +114,17 @@ def read_footer(folder: Folder, path: str, *, nulls: bool = False) -> Footer:
     if footer.rows != sum(group.rows for group in footer.row_groups):
         raise _damaged(whole, f"the footer tells {footer.rows} rows, its row groups another number")
     return footer
+
+
+def read_metadata(folder: Folder, path: str) -> Any:
+    """Reads one file's footer as a `pyarrow.parquet.FileMetaData`. Raises as `read_footer`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    whole = folder.locate(path)
+    data = _read_tail(folder, path)
+    with translated(whole), understood(whole):
+        return pq.read_metadata(pa.BufferReader(MAGIC + data))
 
 
 def _nulls(metadata: Any) -> dict[str, int]:
@@ -168,7 +179,7 @@ def decode(folder: Folder, path: str) -> int:
     whole = folder.locate(path)
     with (
         translated(whole),
-        _understood(whole),
+        understood(whole),
         folder.open(path) as stream,
         pq.ParquetFile(stream, page_checksum_verification=True) as file,
     ):
@@ -203,7 +214,7 @@ def _read_tail(folder: Folder, path: str) -> bytes:
 
 
 @contextmanager
-def _understood(whole: str) -> Iterator[None]:
+def understood(whole: str) -> Iterator[None]:
     """Turns what pyarrow raises over a file's content into a `StageError`; what the storage raised passes."""
     import pyarrow as pa
 

@@ -79,18 +79,20 @@ def copy_files(
     *,
     retries: int = 4,
     timeout: float = 60.0,
+    takes: Callable[[CopyFile], bool] | None = None,
 ) -> list[CopyFile]:
     """Copies files of a folder into a sink and gives them with the time and the hash that each copy has.
 
     A file's own `mtime_ns` and `xxh3_128`, where it has them, are what the source must show. A read that fails, or
-    takes longer than `timeout` seconds, is tried again up to `retries` times.
+    takes longer than `timeout` seconds, is tried again up to `retries` times. `takes` is asked whether a file may be
+    begun, until it may, and the files are begun in their order then; else the largest are first.
 
     Raises:
         VerificationFailed: a file that changed since it was listed or while it was read, or whose bytes are not what
             the manifest says, or no whole Parquet file, also when fetched again. NotFound: one that is gone.
         Unavailable: a read that failed, again and again. NoSpace, AccessDenied: at once.
     """
-    return _Transfer(folder, sink, progress, retries, timeout).run(files, jobs)
+    return _Transfer(folder, sink, progress, retries, timeout, takes).run(files, jobs)
 
 
 def hash_files(folder: str, files: Sequence[CopyFile], jobs: int, progress: Progress) -> list[CopyFile]:
@@ -190,9 +192,17 @@ class _File:
 
 
 class _Transfer:
-    def __init__(self, folder: Folder, sink: Sink, progress: Progress, retries: int, timeout: float) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        sink: Sink,
+        progress: Progress,
+        retries: int,
+        timeout: float,
+        takes: Callable[[CopyFile], bool] | None,
+    ) -> None:
         self._folder, self._sink, self._progress = folder, sink, progress
-        self._retries, self._timeout = retries, timeout
+        self._retries, self._timeout, self._takes = retries, timeout, takes
         self._crew = Crew()
         # Guards all that follows it, and tells of what came free.
         self._ready = threading.Condition()
@@ -204,9 +214,8 @@ class _Transfer:
 
     def run(self, files: Sequence[CopyFile], jobs: int) -> list[CopyFile]:
         # The largest first: what is left at the end should be small.
-        ordered = sorted(files, key=lambda file: -file.bytes)
-        self._files = (_File(file, self._folder.locate(file.path)) for file in ordered)
-        self._more = bool(ordered)
+        ordered = list(files) if self._takes else sorted(files, key=lambda file: -file.bytes)
+        self._files = deque(ordered)
         jobs = min(jobs, sum(-(-file.bytes // RANGE_BYTES) or 1 for file in ordered))
         self._pace = Pace(max(1, jobs), time.monotonic())
         self._buffers = Buffers(RANGE_BYTES, _BUFFERS)
@@ -237,7 +246,7 @@ class _Transfer:
     def _next(self, reader: _Reader) -> tuple[_File, int, int, memoryview] | None:
         """The next range and a buffer for it, once the pace allows it; None where there is none any more."""
         with self._ready:
-            while not self._crew.stopped.is_set() and (self._begun or self._more):
+            while not self._crew.stopped.is_set() and (self._begun or self._files):
                 if self._reading < self._pace.limit and (state := self._choose(reader.state)):
                     offset, length = state.parts[0]
                     # Ranges get their buffers in the order in which they are hashed: the first is never without.
@@ -256,12 +265,13 @@ class _Transfer:
         """The file that the thread has open, else a new one, else one that others are at."""
         if last is not None and last in self._begun:
             return last
-        if self._more and len(self._begun) < _FILES_AT_ONCE:
-            if (state := next(self._files, None)) is not None:
-                self._under_way.add(state)
-                self._begun.append(state)
-                return state
-            self._more = False
+        begins = self._files and len(self._begun) < _FILES_AT_ONCE
+        if begins and (self._takes is None or self._takes(self._files[0])):
+            file = self._files.popleft()
+            state = _File(file, self._folder.locate(file.path))
+            self._under_way.add(state)
+            self._begun.append(state)
+            return state
         if not self._begun:
             return None
         self._begun.rotate()
@@ -377,6 +387,9 @@ class _Transfer:
         with self._ready:
             self._under_way.discard(state)
             self._copied.append(file)
+            if self._takes:
+                # Another may be taken now.
+                self._ready.notify_all()
 
     def _hung(self) -> list[threading.Thread]:
         """The threads whose read has not come back in time; another thread is to do again what they were at.

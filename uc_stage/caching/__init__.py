@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from uc_stage.caching.forming import form_of
 from uc_stage.caching.making import make
 from uc_stage.caching.parts import part_of
 from uc_stage.caching.places import is_in, place_of, root_of
@@ -36,18 +37,25 @@ def run(request: CacheRequest, progress: Progress = SILENT) -> CacheReport:
     """Plans and executes. Raises what `plan` and `execute` raise."""
     began = time.monotonic()
     progress.phase("list", unit="files")
-    report = execute(plan(request), progress)
+    # Of all ranks that ask, the one that copies weighs what it will write, holding the lock.
+    report = execute(_plan(request, None), progress)
     return replace(report, seconds=time.monotonic() - began)
 
 
-def plan(request: CacheRequest) -> CachePlan:
+def plan(request: CacheRequest, progress: Progress = SILENT) -> CachePlan:
     """Says what `cache` would do, from listings and records alone: no data file is read, nothing is written.
+
+    A copy in another form is estimated by the footers of its source's files, and by a sample where they do not tell.
 
     Raises:
         InvalidRequest: DEST holds something else, or lies in SOURCE, or SOURCE in it.
         AccessDenied: the cache folder is a link or another user's.
         NotFound: no file is chosen. NotFound, Unsupported, VerificationFailed, Unavailable: as `open_source`.
     """
+    return _plan(request, progress)
+
+
+def _plan(request: CacheRequest, weighing: Progress | None) -> CachePlan:
     if not request.cache_dir.strip() or (request.dest is not None and not request.dest.strip()):
         flag = "DEST" if request.cache_dir.strip() else "`--cache-dir`"
         raise InvalidRequest(f"{flag} is empty", hint="name a folder, or leave it out")
@@ -61,8 +69,11 @@ def plan(request: CacheRequest) -> CachePlan:
             hint="choose another one with `--cache-dir`",
         )
     manifest_id = source.manifest.id if source.manifest else None
-    found = survey(request, source.url, source.generation, manifest_id, part_of(request, source))
-    if request.check or (found.state == "fresh" and not request.force):
+    files = part_of(request, source)
+    form = form_of(request, source.generation, source.manifest)
+    weighing = None if request.check else weighing
+    found = survey(request, source.url, source.generation, manifest_id, files, form, weighing)
+    if request.check or (found.state == "fresh" and not request.force) or (form and not weighing):
         return found
     place = place_of(request, source.url, source.generation, manifest_id)
     room = look_for_room(request, place, found.bytes, found.bytes_needed)
@@ -86,7 +97,7 @@ def execute(planned: CachePlan, progress: Progress = SILENT) -> CacheReport:
         except NotFound:  # noqa: PERF203 - a copy costs a million times more
             place = place_of(planned.request, planned.source, planned.generation, planned.manifest_id)
             taken = not is_marked(place.partial)
-            newer = plan(planned.request)
+            newer = _plan(planned.request, None)
             # The generation was retired while it was read; or a run that no lock kept apart has published the copy, or
             # somebody removed it. What the source itself lacks stays missing.
             if newer.generation == planned.generation and newer.state != "fresh" and not taken:
@@ -103,19 +114,23 @@ def _execute(planned: CachePlan, progress: Progress, began: float) -> CacheRepor
     if planned.state == "fresh" and not request.force and _hold(request, place):
         return _report(planned, "unchanged", began)
     manifest = _manifest(planned)
+    told = Manifest.from_json(manifest, planned.source) if manifest else None
+    form = form_of(request, planned.generation, told)
     prepare_root(root_of(request))
     before = _stamp(place.path)
     with Lock(place.lock) as lock:
         lock.acquire(request.timeout, lambda holder: progress.note(_waiting(holder)))
         lock.tell(at_once=True, rank=read_rank())
-        current = survey(request, planned.source, planned.generation, planned.manifest_id, planned.files)
+        current = survey(request, planned.source, planned.generation, planned.manifest_id, planned.files, form)
         if current.state == "fresh" and (not request.force or _stamp(place.path) != before):
             report = _report(current, "unchanged", began)
         else:
-            made = make(current, place, manifest, lock, progress)
+            made = make(replace(current, outputs=planned.outputs), place, manifest, form, lock, progress)
             report = replace(
                 _report(current, "done", began),
                 state="fresh",
+                files=made.files,
+                bytes=made.bytes,
                 bytes_copied=made.copied,
                 bytes_reused=made.reused,
                 evicted=made.evicted,
@@ -157,7 +172,7 @@ def _report(planned: CachePlan, status: Literal["done", "unchanged", "checked"],
         path=planned.path,
         generation=planned.generation,
         manifest_id=planned.manifest_id,
-        files=len(planned.files),
+        files=planned.file_count,
         bytes=planned.bytes,
         bytes_copied=0,
         bytes_reused=planned.bytes if status == "unchanged" else 0,
@@ -165,6 +180,7 @@ def _report(planned: CachePlan, status: Literal["done", "unchanged", "checked"],
         reason=planned.reason,
         in_memory=planned.in_memory,
         variant=planned.variant,
+        form=planned.request.form,
     )
 
 

@@ -2,95 +2,143 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from uc_stage.caching.forming import weigh
 from uc_stage.caching.places import root_of, variant_of
 from uc_stage.caching.room import make_room, needed
 from uc_stage.caching.survey import copies_of, lack_of, record_at
-from uc_stage.errors import InvalidRequest, NoSpace
+from uc_stage.errors import InvalidRequest, NoSpace, Unsupported
 from uc_stage.manifest import CopyRecord
 from uc_stage.publish import CopyPublication, evict, foreign_file, is_marked, now, remove_copy
 from uc_stage.storage import open_folder, space_at
 from uc_stage.transfer import DEFAULT_JOBS, copy_files, hash_files
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from uc_stage.caching.places import Place
+    from uc_stage.forms import Form, Outputs
     from uc_stage.locks import Lock
     from uc_stage.model import CachePlan, CacheRequest, CopyFile
     from uc_stage.progress import Progress
+    from uc_stage.transfer import Sink
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What it took: the bytes that were copied, those that were there, and the copies that had to go."""
+    """What it took: the bytes that were copied, those that were there, and the copies that had to go; what it gave."""
 
     copied: int
     reused: int
     evicted: tuple[str, ...]
+    files: int
+    bytes: int
 
 
-def make(current: CachePlan, place: Place, manifest: bytes | None, lock: Lock, progress: Progress) -> Made:
+def make(
+    current: CachePlan, place: Place, manifest: bytes | None, form: Form | None, lock: Lock, progress: Progress
+) -> Made:
     """Makes the copy, holding its lock."""
     request, jobs = current.request, current.request.jobs or DEFAULT_JOBS
     shared = _Shared(progress, lock)
     blank = CopyRecord(current.source, current.generation, current.manifest_id, now(), (), variant_of(request))
     publication = CopyPublication(place.path, place.partial)
     damaged = record_at(place.path, request)
-    _refuse_foreign(place.path, damaged, current.files)
+    outputs: Outputs = form.outputs(current.files) if form else {file.path: (file,) for file in current.files}
+    _refuse_foreign(place.path, damaged, outputs)
     publication.open(blank)
     if request.force:
         publication.clear()
     elif damaged is not None:
         publication.adopt(place.path, damaged)
-    claimed = publication.claimed(current.files)
-    good: list[CopyFile] = []
-    if claimed:
-        shared.phase("verify", total=sum(file.bytes for file in claimed))
-        good = hash_files(place.partial, claimed, jobs, shared)
-        publication.keep(claimed, good)
-    kept = {file.path for file in good}
-    missing = [file for file in current.files if file.path not in kept]
+    wanted = {path: None if form else files[0] for path, files in outputs.items()}
+    good = _good(publication, wanted, jobs, shared)
+    kept = {file.path: file.bytes for file in good}
+    lacking = {path: files for path, files in outputs.items() if path not in kept}
+    missing = [file for files in lacking.values() for file in files]
     size = sum(file.bytes for file in missing)
     _sweep(request, place, current)
-    need = needed(request, current.bytes, missing, space_at(place.partial))
+    sizes, scratch = {file.path: file.bytes for file in missing}, 0
     try:
-        evicted = make_room(request, place, current.bytes, need, lock, progress)
-    except NoSpace:
+        if form:
+            sizes, scratch = weigh(form, current.source, lacking, current.outputs, shared), form.scratch(lacking)
+        total = sum(sizes.values()) + sum(kept.values())
+        need = needed(request, total, sizes.values(), space_at(place.partial)) + scratch
+        evicted = make_room(request, place, total, need, lock, progress)
+    except (NoSpace, Unsupported):
         if not good:
             publication.drop()
         raise
-    shared.phase("copy", total=size)
-    copied = copy_files(
-        open_folder(current.source),
-        missing,
-        publication,
-        jobs,
-        shared,
-        retries=request.retries,
-        timeout=request.read_timeout,
-    )
+    if form is None:
+        shared.phase("copy", total=size)
+        copied = _fetch(current, missing, publication, jobs, shared)
+    else:
+        # To write takes its time, too.
+        shared.phase("copy", total=size + sum(sizes.values()))
+        with contextlib.closing(form.sink(publication, lacking, sizes, shared)) as sink:
+            _fetch(current, missing, sink, jobs, shared, sink.takes)
+        copied = [*sink.written, *(publication.put(path, data) for path, data in form.beside(outputs))]
+        # It names files that are not there.
+        manifest = None
     files = tuple(sorted([*good, *copied], key=lambda file: file.path))
     record = replace(blank, created_at=now(), files=files)
     instead = damaged is not None
     while not publication.commit(record, manifest, replace=instead):
         # A run that no lock kept apart was quicker.
-        if lack_of(place.path, record_at(place.path, request), replace(record, files=current.files)) is None:
+        there = record_at(place.path, request)
+        if lack_of(place.path, there, replace(record, files=current.files), outputs if form else None) is None:
             publication.drop()
             break
         instead = True
-    return Made(size, sum(file.bytes for file in good), evicted)
+    return Made(size, sum(kept.values()), evicted, len(files), sum(file.bytes for file in files))
 
 
-def _refuse_foreign(path: str, record: CopyRecord | None, files: tuple[CopyFile, ...]) -> None:
+def _good(
+    publication: CopyPublication, wanted: Mapping[str, CopyFile | None], jobs: int, progress: Progress
+) -> list[CopyFile]:
+    """What the partial folder holds of the wanted files, each hashed again; all else is removed."""
+    claimed = publication.claimed(wanted)
+    if not claimed:
+        return []
+    progress.phase("verify", total=sum(file.bytes for file in claimed))
+    good = hash_files(publication.partial, claimed, jobs, progress)
+    publication.keep(claimed, good)
+    return good
+
+
+def _fetch(
+    current: CachePlan,
+    files: list[CopyFile],
+    sink: Sink,
+    jobs: int,
+    progress: Progress,
+    takes: Callable[[CopyFile], bool] | None = None,
+) -> list[CopyFile]:
+    request = current.request
+    return copy_files(
+        open_folder(current.source),
+        files,
+        sink,
+        jobs,
+        progress,
+        retries=request.retries,
+        timeout=request.read_timeout,
+        takes=takes,
+    )
+
+
+def _refuse_foreign(path: str, record: CopyRecord | None, outputs: Outputs) -> None:
     """Refuses to make a copy anew where somebody put files of their own: they would go with the damaged one."""
     if not os.path.lexists(path):
         return
     if os.path.islink(path) or not os.path.isdir(path) or (os.listdir(path) and not is_marked(path)):
         raise InvalidRequest(f"`{path}` is not uc-stage's", hint="move it away")
-    ours = {file.path for file in (*files, *(record.files if record else ()))}
+    ours = {*outputs, *(file.path for file in (record.files if record else ()))}
     if (found := foreign_file(path, ours)) is not None:
         raise InvalidRequest(
             f"the copy `{path}` has to be made anew, and holds `{found}`, which uc-stage did not write",
@@ -109,7 +157,7 @@ def _sweep(request: CacheRequest, place: Place, current: CachePlan) -> None:
             # All generations of a DEST have the one lock that is held here.
             remove_copy(folder)
             continue
-        # One that somebody works on stays, and so does another part of this generation.
+        # One that somebody works on stays, and another part or form of this generation.
         if record.generation != current.generation:
             evict(root_of(request), folder)
 

@@ -43,7 +43,10 @@ def place_of(request: CacheRequest, url: str, generation: str, manifest_id: str 
 
 def variant_of(request: CacheRequest) -> str:
     """Which part of the source a copy holds, and in which form, as text that its record keeps."""
-    return " ".join(words_of(request))
+    words = words_of(request)
+    if request.form != "files":
+        words.append(f"as={request.form}")
+    return " ".join(words)
 
 
 def root_of(request: CacheRequest) -> str:

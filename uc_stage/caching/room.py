@@ -13,10 +13,10 @@ from uc_stage.sizes import format_size
 from uc_stage.storage import space_at
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable
 
     from uc_stage.caching.places import Place
-    from uc_stage.model import CachedCopy, CacheRequest, CopyFile
+    from uc_stage.model import CachedCopy, CacheRequest
     from uc_stage.progress import Progress
     from uc_stage.storage import Space
 
@@ -39,9 +39,9 @@ class Room:
     evictions: tuple[CachedCopy, ...]
 
 
-def needed(request: CacheRequest, total: int, missing: Sequence[CopyFile], space: Space) -> int:
+def needed(request: CacheRequest, total: int, sizes: Iterable[int], space: Space) -> int:
     """The bytes that files take in whole blocks, with what a loader will write beside a copy of `total` bytes."""
-    files = sum(-(-file.bytes // space.block) * space.block for file in missing)
+    files = sum(-(-size // space.block) * space.block for size in sizes)
     return files + request.headroom + int(request.headroom_factor * total)
 
 

@@ -7,6 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from uc_stage.caching.forming import weigh
 from uc_stage.caching.places import name_of, place_of, refuse_nesting, root_of, variant_of
 from uc_stage.caching.room import needed
 from uc_stage.errors import InvalidRequest, StageError, VerificationFailed
@@ -16,35 +17,50 @@ from uc_stage.publish import read_copy, read_journal
 from uc_stage.storage import space_at, translated
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from uc_stage.forms import Form, Outputs
     from uc_stage.model import CacheRequest, CopyFile, CopyState
+    from uc_stage.progress import Progress
 
 
 def survey(
-    request: CacheRequest, url: str, generation: str, manifest_id: str | None, files: tuple[CopyFile, ...]
+    request: CacheRequest,
+    url: str,
+    generation: str,
+    manifest_id: str | None,
+    files: tuple[CopyFile, ...],
+    form: Form | None,
+    weighing: Progress | None = None,
 ) -> CachePlan:
-    """What there is of a generation's copy, and what is still to do."""
+    """What there is of a generation's copy, and what is still to do.
+
+    The bytes that a form's outputs will have are estimated where somebody is to be told of that: it takes its time.
+    """
     place = place_of(request, url, generation, manifest_id)
     refuse_nesting(place.path, url)
     if request.dest is not None:
         _refuse_taken(place.path, url)
     record = record_at(place.path, request)
+    outputs: Outputs = form.outputs(files) if form else {file.path: (file,) for file in files}
     total = sum(file.bytes for file in files)
-    held: set[str] = set()
+    held: dict[str, int] = {}
     wanted = CopyRecord(url, generation, manifest_id, "", files, variant_of(request))
-    lack = lack_of(place.path, record, wanted)
+    lack = lack_of(place.path, record, wanted, outputs if form else None)
     state: CopyState
     if record is not None and lack is None:
         state, reason = "fresh", f"the copy holds generation `{generation}`, whole"
-        held = {file.path for file in files}
+        held = {file.path: file.bytes for file in record.files}
     elif record is not None and _what(record) == _what(wanted):
         state, reason = "partial", f"the copy is damaged: {lack}"
-        held = _held(place.path, record.files, files)
+        held = _held(place.path, record.files, outputs)
     elif read_copy(place.partial) is not None:
         noted = tuple(read_journal(place.partial).values())
-        held = _held(place.partial, noted, files)
-        state, reason = "partial", f"{_bytes(files, held)} of {total} bytes are copied"
-    elif record is not None and record.variant != wanted.variant:
-        state, reason = "absent", f"there is another part of it: {record.variant or 'all'}"
+        held = _held(place.partial, noted, outputs)
+        done = sum(file.bytes for path in held for file in outputs[path])
+        state, reason = "partial", f"{done} of {total} bytes are copied"
+    elif record is not None and (record.generation, record.manifest_id) == (generation, manifest_id):
+        state, reason = "absent", f"there is another part or form of it: `{record.variant or 'all its files'}`"
     elif other := record or _other(request, wanted):
         state = "stale"
         reason = f"a copy of {other.created_at} holds generation `{other.generation}`; now it is `{generation}`"
@@ -53,7 +69,15 @@ def survey(
     if request.dest is not None and record is not None and not request.check:
         _refuse_other(place.path, record, wanted)
     space = space_at(place.path)
-    missing = [file for file in files if request.force or file.path not in held]
+    lacking = {path: parts for path, parts in outputs.items() if request.force or path not in held}
+    missing = [file for parts in lacking.values() for file in parts]
+    sizes, scratch = {file.path: file.bytes for file in missing}, 0
+    if form and state == "fresh":
+        assert record is not None
+        total = sum(file.bytes for file in record.files)
+    if form and lacking and weighing:
+        sizes, scratch = weigh(form, url, lacking, {}, weighing), form.scratch(lacking)
+        total = sum(sizes.values()) + sum(held[path] for path in held if path not in sizes)
     return CachePlan(
         request=request,
         source=url,
@@ -66,9 +90,11 @@ def survey(
         bytes_to_copy=sum(file.bytes for file in missing),
         bytes_free=space.free,
         reason=reason,
-        bytes_needed=needed(request, total, missing, space),
+        bytes_needed=needed(request, total, sizes.values(), space) + scratch,
         in_memory=space.in_memory,
         variant=wanted.variant,
+        file_count=len(record.files) if record is not None and state == "fresh" else len(outputs),
+        outputs=sizes if form and weighing else {},
     )
 
 
@@ -92,17 +118,17 @@ def _refuse_taken(path: str, url: str) -> None:
 
 
 def _refuse_other(path: str, record: CopyRecord, wanted: CopyRecord) -> None:
-    """Refuses a DEST that holds another generation of the source, or another part."""
+    """Refuses a DEST that holds another generation, part or form of the source."""
     if record.generation != wanted.generation:
         raise InvalidRequest(
-            f"`{path}` holds generation `{record.generation}` of `{wanted.source}`, which is at "
-            f"`{wanted.generation}` now",
+            f"`{path}` holds generation `{record.generation}` of `{wanted.source}`, "
+            f"which is at `{wanted.generation}` now",
             hint="choose another DEST, or none: then each generation has a path of its own",
         )
     if record.variant != wanted.variant:
         raise InvalidRequest(
-            f"`{path}` holds another part of `{wanted.source}`: {record.variant or 'all'}",
-            hint="choose another DEST, or none: then each part has a path of its own",
+            f"`{path}` holds another part or form of `{wanted.source}`: `{record.variant or 'all its files'}`",
+            hint="choose another DEST, or none: then each part and form has a path of its own",
         )
 
 
@@ -116,13 +142,23 @@ def record_at(path: str, request: CacheRequest) -> CopyRecord | None:
         return None
 
 
-def lack_of(path: str, record: CopyRecord | None, wanted: CopyRecord) -> str | None:
-    """Why the folder is not the copy that is wanted, told from its record and from sizes and times; None if it is."""
+def lack_of(
+    path: str, record: CopyRecord | None, wanted: CopyRecord, outputs: Collection[str] | None = None
+) -> str | None:
+    """Why the folder is not the copy that is wanted, told from its record and from sizes and times; None if it is.
+
+    `outputs` are the paths of a copy whose files are made from those that `wanted` names.
+    """
     if record is None:
         return "there is no record"
     if _what(record) != _what(wanted):
         return "its record is of something else"
     recorded = {file.path: file for file in record.files}
+    if outputs is not None:
+        if lost := next((name for name in outputs if name not in recorded), None):
+            return f"its record does not hold `{lost}`"
+        gone = next((file for file in record.files if not _is_there(path, file)), None)
+        return f"`{gone.path}` is gone or was changed" if gone else None
     for file in wanted.files:
         known = recorded.get(file.path)
         if known is None or known.bytes != file.bytes or file.xxh3_128 not in (None, known.xxh3_128):
@@ -147,18 +183,13 @@ def _is_there(path: str, file: CopyFile) -> bool:
     return stat.S_ISREG(found.st_mode) and (found.st_size, found.st_mtime_ns) == (file.bytes, file.mtime_ns)
 
 
-def _held(path: str, noted: tuple[CopyFile, ...], files: tuple[CopyFile, ...]) -> set[str]:
-    """Those of `files` that a folder holds, as far as sizes and times tell."""
-    wanted = {file.path for file in files}
-    return {file.path for file in noted if file.path in wanted and _is_there(path, file)}
-
-
-def _bytes(files: tuple[CopyFile, ...], paths: set[str]) -> int:
-    return sum(file.bytes for file in files if file.path in paths)
+def _held(path: str, noted: tuple[CopyFile, ...], wanted: Collection[str]) -> dict[str, int]:
+    """The wanted files that a folder holds, as far as sizes and times tell, with their bytes."""
+    return {file.path: file.bytes for file in noted if file.path in wanted and _is_there(path, file)}
 
 
 def _other(request: CacheRequest, wanted: CopyRecord) -> CopyRecord | None:
-    """The newest copy in the cache folder of the same part of another generation of a source."""
+    """The newest copy of another generation of a source, in the same part and form, in the cache folder."""
     if request.dest is not None:
         return None
     copies = copies_of(f"{root_of(request)}/copies", f"{name_of(wanted.source)}-", wanted.source)

@@ -15,6 +15,7 @@ from uc_stage.model import (
     DEFAULT_CACHE_DIR,
     BenchRequest,
     CacheRequest,
+    CopyForm,
     InspectRequest,
     PruneRequest,
 )
@@ -79,6 +80,12 @@ def cache(
             help="Most bytes of all copies in the cache folder.",
         ),
     ] = None,
+    form: Annotated[
+        CopyForm,
+        typer.Option(
+            "--as", envvar="UC_STAGE_AS", help="Write Parquet as Arrow IPC, which `datasets.load_from_disk` maps."
+        ),
+    ] = "files",
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -170,6 +177,7 @@ def cache(
         include=tuple(include or ()),
         exclude=tuple(exclude or ()),
         shard=parse_shard(shard, "--shard"),
+        form=form,
     )
     if dry_run and not check:
         return output.show("cache", caching.plan(request), json=json)

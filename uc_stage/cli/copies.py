@@ -40,7 +40,9 @@ def cache_words(report: CacheReport) -> str:
     what = f"{amount(report.files, 'files')} ({format_size(report.bytes)})"
     if report.status == "unchanged":
         return f"unchanged: the copy of {source} is whole: {what}{where}"
-    words = f"copied {source}: {what} in {duration(report.seconds)}"
+    made = "" if report.form == "files" else f" as {report.form}"
+    read = f", from {format_size(report.bytes_copied)}" if made else ""
+    words = f"copied {source}{made}: {what}{read} in {duration(report.seconds)}"
     if report.seconds:
         words += f", {format_size(report.bytes_copied / report.seconds)}/s"
     if report.bytes_reused:
@@ -55,8 +57,9 @@ def cache_plan(plan: CachePlan) -> list[tuple[str, str]]:
         ("state", plan.state + (f": {plan.reason}" if plan.reason else "")),
         ("source", plan.source),
         *((("part", part_words(plan.variant)),) if plan.variant else ()),
-        ("files", f"{len(plan.files):,}"),
-        ("size", format_size(plan.bytes)),
+        ("files", f"{plan.file_count:,}"),
+        *((("form", plan.request.form),) if plan.request.form != "files" else ()),
+        ("size", f"{'about ' if plan.outputs else ''}{format_size(plan.bytes)}"),
         ("to copy", format_size(plan.bytes_to_copy)),
         ("needed", format_size(plan.bytes_needed)),
         ("free there", format_size(plan.bytes_free) + (" of memory" if plan.in_memory else "")),
@@ -77,6 +80,7 @@ def listed(copy: CachedCopy) -> list[tuple[str, str]]:
         ("  source", copy.source or "unknown: its record is damaged"),
         *((("  part", part_words(copy.variant)),) if copy.variant else ()),
         ("  generation", (copy.generation or "unknown") + version),
+        *((("  form", copy.variant),) if copy.variant else ()),
         ("  files", f"{copy.files:,}, {format_size(copy.bytes)}"),
         ("  last use", f"{duration(copy.idle_seconds)} ago, {copy.used_at}"),
         ("  held by", ", ".join(_holder(holder) for holder in copy.holders) or "nobody"),

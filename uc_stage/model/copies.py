@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 # Local NVMe on the platform; `caching` refuses the folder where somebody else prepared it.
 DEFAULT_CACHE_DIR = "/tmp/uc-stage"  # noqa: S108 - see above
+
+
+CopyForm = Literal["files", "arrow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class CacheRequest:
         holder: which process holds the copy until it ends: this one, or the one that started this command line.
         include, exclude: patterns over the files' relative paths; all files where none is given.
         shard: the rank of the node and the number of nodes that the files are shared out over.
+        form: what the copy consists of: the source's files, or Arrow IPC made from Parquet.
     """
 
     source: str
@@ -42,6 +46,7 @@ class CacheRequest:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     shard: tuple[int, int] | None = None
+    form: CopyForm = "files"
 
 
 CopyState = Literal["fresh", "stale", "partial", "absent"]
@@ -74,7 +79,7 @@ class CachedCopy:
         version: the table's, for the copy of an export.
         used_at, idle_seconds: when `cache` last gave it to somebody, and how long ago that is.
         holders: the live processes that make it, hold it or have files of it open.
-        variant: as recorded; empty for all of the source.
+        variant: which part of the source it holds, and in which form; empty for all of it, file by file.
     """
 
     path: str
@@ -96,13 +101,17 @@ class CachePlan:
     """What `cache` will do, and why.
 
     Attributes:
-        bytes_to_copy: what the path and a partial copy do not hold yet.
+        files: those of the source.
+        bytes: of the copy; about, for one in another form than the source's, and those of the source with `check`.
+        bytes_to_copy: those of the source's files that the path and a partial copy do not hold yet.
         bytes_needed: the room that this takes, in whole blocks, with the headroom.
         bytes_free: the room there is; less what must stay free, and what others are about to write, is what counts.
         bytes_lacking: the room that cannot be made; then nothing is evicted.
         evictions: the copies that have to go, the least recently used first.
         in_memory: whether the copy takes memory rather than disk.
         variant: the part of the source that it is of, as the copy's record has it; empty for all of it.
+        file_count: the files of the copy.
+        outputs: the files that are to be made from the source's, with about the bytes of each.
     """
 
     request: CacheRequest
@@ -121,11 +130,16 @@ class CachePlan:
     evictions: tuple[CachedCopy, ...] = ()
     in_memory: bool = False
     variant: str = ""
+    file_count: int = 0
+    outputs: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What `cache` did, or with `check` what it found: `path` is where a training script reads, `reason` why so."""
+    """What `cache` did, or with `check` what it found: `path` is where a training script reads, `reason` why so.
+
+    `bytes_copied` are those of the source; the others are the copy's.
+    """
 
     status: Literal["done", "unchanged", "checked"]
     state: CopyState
@@ -142,6 +156,7 @@ class CacheReport:
     evicted: tuple[str, ...] = ()
     in_memory: bool = False
     variant: str = ""
+    form: CopyForm = "files"
 
 
 @dataclass(frozen=True, slots=True)

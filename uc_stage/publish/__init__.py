@@ -5,6 +5,7 @@ from __future__ import annotations
 from uc_stage.publish.copies import (
     CopyPublication,
     foreign_file,
+    is_derived,
     is_marked,
     read_copy,
     read_journal,
@@ -12,7 +13,7 @@ from uc_stage.publish.copies import (
     remove_copy,
 )
 from uc_stage.publish.exports import Publication, now, read_manifest, running, strays, sweep
-from uc_stage.publish.hashing import Written
+from uc_stage.publish.hashing import HashedFile, Written
 from uc_stage.publish.roots import (
     Stays,
     empty_trash,
@@ -30,12 +31,14 @@ from uc_stage.publish.roots import (
 
 __all__ = [
     "CopyPublication",
+    "HashedFile",
     "Publication",
     "Stays",
     "Written",
     "empty_trash",
     "evict",
     "foreign_file",
+    "is_derived",
     "is_marked",
     "list_copies",
     "lock_path",

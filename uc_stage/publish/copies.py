@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import stat
 import threading
@@ -22,12 +23,14 @@ from uc_stage.model import CopyFile
 from uc_stage.storage import LocalFolder, sync_folder, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from uc_stage.storage import Entry
 
 _JOURNAL = f"{FOLDER}/journal.jsonl"
 _TEMPORARY = f"{FOLDER}/unnamed"
+_STATE = "state.json"
+_DERIVED = re.compile(r"cache-.*\.arrow|tmp[a-z0-9_]{8}")
 
 
 def tag_cache(root: str) -> None:
@@ -117,13 +120,25 @@ def _empty(folder: str, *, but: str | None = None) -> None:
 
 
 def foreign_file(path: str, ours: Collection[str]) -> str | None:
-    """A file below a copy that is neither one of its own nor uc-stage's: somebody put it there; None for no such."""
+    """A file below a copy that is neither one of its own nor uc-stage's: somebody put it there; None for no such.
+
+    What `datasets` keeps beside the files that it maps, the results of `map` and the like, goes with the copy.
+    """
     for folder, _, names in os.walk(path):
         for name in names:
             found = os.path.relpath(os.path.join(folder, name), path)
-            if found not in ours and not found.startswith(f"{FOLDER}/"):
+            if found not in ours and not found.startswith(f"{FOLDER}/") and not is_derived(found, ours):
                 return found
     return None
+
+
+def is_derived(path: str, ours: Collection[str]) -> bool:
+    """Whether a file is one that `datasets` makes from a copy as Arrow: in the folder of a split, by its name.
+
+    https://huggingface.co/docs/datasets/about_cache; it has another name until it is whole.
+    """
+    above, _, name = path.rpartition("/")
+    return f"{above}/{_STATE}" in ours and _DERIVED.fullmatch(name) is not None
 
 
 class CopyPublication:
@@ -180,15 +195,18 @@ class CopyPublication:
             self._folder.remove(entry.path)
         self._folder.remove(_JOURNAL)
 
-    def claimed(self, files: Sequence[CopyFile]) -> list[CopyFile]:
-        """Those of `files` that are there in their size, with the hash that each must have; removes all others."""
-        wanted = {file.path: file for file in files}
+    def claimed(self, wanted: Mapping[str, CopyFile | None]) -> list[CopyFile]:
+        """Those of the wanted files that are there in their size, with their hash; removes all others.
+
+        What is wanted at a path is a file of the source, or None where only the run that wrote it knows size and hash.
+        """
         found: list[CopyFile] = []
         # Listed before the journal is read: a file that another run names in between is in neither.
         entries = self._entries()
         journal = read_journal(self.partial)
         for entry in entries:
-            file, noted = wanted.get(entry.path), journal.get(entry.path)
+            noted = journal.get(entry.path) if entry.path in wanted else None
+            file = wanted.get(entry.path) or noted
             if file and noted and file.bytes == entry.bytes and file.xxh3_128 in (None, noted.xxh3_128):
                 found.append(noted)
             else:
@@ -221,6 +239,14 @@ class CopyPublication:
                 self._made.add(folder)
             self._note(file)
             os.rename(temporary, whole)
+
+    def put(self, path: str, data: bytes) -> CopyFile:
+        """Names a small file of the copy that is none of the source's."""
+        import xxhash
+
+        self._folder.put(path, data)
+        found = self._folder.stat(path)
+        return CopyFile(path, len(data), found.mtime_ns if found else None, xxhash.xxh3_128_hexdigest(data))
 
     def commit(self, record: CopyRecord, manifest: bytes | None, *, replace: bool) -> bool:
         """Gives the copy its name; says False where the name is taken, unless it is to `replace` what is there.
@@ -258,7 +284,8 @@ class CopyPublication:
     def drop(self) -> None:
         """Removes the partial folder, in whole: nobody can publish a half of it meanwhile."""
         aside = self._aside()
-        with translated(self.partial), contextlib.suppress(FileNotFoundError):
+        # Another run that no lock keeps apart may remove it at the same time, marker and all.
+        with translated(self.partial), contextlib.suppress(FileNotFoundError, InvalidRequest):
             os.rename(self.partial, aside)
             remove_copy(aside)
 
