@@ -56,11 +56,15 @@ _TAIL_BYTES = 8
 class Sink(Protocol):
     """Where copied files go. Called from many threads at once."""
 
+    @property
+    def durable(self) -> bool:
+        """Whether a file must be durable when it comes."""
+
     def temporary(self) -> str:
         """A path of this process's own for a file that has no name yet."""
 
     def accept(self, temporary: str, file: CopyFile) -> None:
-        """Names a file that is whole, checked and durable."""
+        """Names a file that is whole and checked."""
 
 
 def split(size: int, step: int) -> Iterator[tuple[int, int]]:
@@ -379,7 +383,8 @@ class _Transfer:
         with translated(state.whole):
             if state.mtime_ns is not None:
                 os.utime(state.descriptor, ns=(state.mtime_ns, state.mtime_ns))
-            sync(state.descriptor)
+            if self._sink.durable:
+                sync(state.descriptor)
             mtime_ns = os.fstat(state.descriptor).st_mtime_ns
             state.close()
         file = CopyFile(state.asked.path, state.asked.bytes, mtime_ns, digest)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from uc_stage.caching.places import variant_of
+from uc_stage.errors import InvalidRequest
 from uc_stage.forms.arrow import ArrowForm
+from uc_stage.forms.pack import Pack
 from uc_stage.storage import open_folder
 
 if TYPE_CHECKING:
@@ -21,6 +23,13 @@ def form_of(request: CacheRequest, generation: str, manifest: Manifest | None) -
     """The form that is asked for of one generation; None for the source's files as they are."""
     if request.form == "arrow":
         return ArrowForm(manifest, f"{generation} {manifest.id if manifest else ''} {variant_of(request)}")
+    if request.form == "pack":
+        if manifest is not None:
+            raise InvalidRequest(
+                f"`--pack` is for folders of small files, and `{request.source}` is an export",
+                hint="leave it out, or write it with fewer files: uc-stage export --files",
+            )
+        return Pack(request.pack_size)
     return None
 
 

@@ -77,16 +77,20 @@ def make(
     # What is written in another form takes its time, too.
     shared.phase("copy", total=size + (sum(sizes.values()) if form else 0))
     sink = form.sink(publication, lacking, sizes, shared) if form else None
-    copied = copy_files(
-        open_folder(current.source),
-        missing,
-        sink or publication,
-        jobs,
-        shared,
-        retries=request.retries,
-        timeout=request.read_timeout,
-        takes=sink.takes if sink else None,
-    )
+    try:
+        copied = copy_files(
+            open_folder(current.source),
+            missing,
+            sink or publication,
+            jobs,
+            shared,
+            retries=request.retries,
+            timeout=request.read_timeout,
+            takes=sink.takes if sink else None,
+        )
+    finally:
+        if sink:
+            sink.close()
     if form and sink:
         copied = [*sink.written, *(publication.put(path, data) for path, data in form.beside(outputs))]
         # It names files that are not there.

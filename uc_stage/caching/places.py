@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from uc_stage.errors import InvalidRequest
+from uc_stage.forms.shards import LAYOUT
 from uc_stage.publish import lock_path
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ def variant_of(request: CacheRequest) -> str:
     parts = []
     if request.form != "files":
         parts.append(f"as={request.form}")
+    if request.form == "pack":
+        parts.append(f"layout={LAYOUT}")
+        if request.pack_size is not None:
+            parts.append(f"size={request.pack_size}")
     return " ".join(parts)
 
 

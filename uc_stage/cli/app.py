@@ -57,6 +57,19 @@ def cache(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", envvar="UC_STAGE_JOBS", metavar="N", min=1, help="Reads at once.")
     ] = None,
+    pack: Annotated[
+        bool,
+        typer.Option("--pack", envvar="UC_STAGE_PACK", help="Pack small files into tar shards that WebDataset reads."),
+    ] = False,
+    pack_size: Annotated[
+        str | None,
+        typer.Option(
+            "--pack-size",
+            envvar="UC_STAGE_PACK_SIZE",
+            metavar="SIZE",
+            help="About how many bytes a shard has; without it, what most trainings can share evenly.",
+        ),
+    ] = None,
     reserve: Annotated[
         str, typer.Option("--reserve", envvar="UC_STAGE_RESERVE", metavar="SIZE", help="Space to leave free.")
     ] = "0",
@@ -139,6 +152,8 @@ def cache(
         headroom_factor=headroom_factor,
         max_size=None if max_size is None else parse_size(max_size, "--max-size"),
         holder="caller",
+        form="pack" if pack else "files",
+        pack_size=None if pack_size is None else parse_size(pack_size, "--pack-size"),
     )
     if dry_run and not check:
         return output.show("cache", caching.plan(request), json=json)

@@ -53,6 +53,10 @@ class Form(Protocol):
 class FormSink(Protocol):
     """A `uc_stage.transfer.Sink` that writes outputs, and bounds what of the source waits for that."""
 
+    @property
+    def durable(self) -> bool:
+        """Whether a file must be durable when it comes."""
+
     def temporary(self) -> str:
         """A path of this process's own for a file that has no name yet."""
 
@@ -61,6 +65,9 @@ class FormSink(Protocol):
 
     def takes(self, file: CopyFile) -> bool:
         """Whether the file may be fetched now, which is asked before its first byte; True counts it as begun."""
+
+    def close(self) -> None:
+        """Removes what there is of outputs that were not written; nothing comes after it."""
 
     @property
     def written(self) -> list[CopyFile]:

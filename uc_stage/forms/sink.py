@@ -46,6 +46,7 @@ class OutputSink:
         sizes: Mapping[str, int],
         progress: Progress,
     ) -> None:
+        self.durable = False
         self._publication, self._outputs, self._write = publication, outputs, write
         self._sizes, self._progress = sizes, progress
         self._output_of = {file.path: path for path, files in outputs.items() for file in files}
@@ -92,6 +93,12 @@ class OutputSink:
         with self._lock:
             self.written.append(made)
             self._waiting -= self._size(output)
+
+    def close(self) -> None:
+        """Removes the parts of outputs that were not written."""
+        for part in self._here.values():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part.here)
 
     def _make(self, output: str, parts: Sequence[Part]) -> CopyFile:
         temporary = self._publication.temporary()

@@ -9,7 +9,7 @@ from typing import Literal
 DEFAULT_CACHE_DIR = "/tmp/uc-stage"  # noqa: S108 - see above
 
 
-CopyForm = Literal["files", "arrow"]
+CopyForm = Literal["files", "arrow", "pack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class CacheRequest:
         retries: how often a read that fails or hangs is tried again.
         read_timeout: the seconds after which a read hangs.
         holder: which process holds the copy until it ends: this one, or the one that started this command line.
-        form: what the copy consists of: the source's files, or Arrow IPC made from Parquet.
+        form: what the copy consists of: the source's files, Arrow IPC made from Parquet, or tar shards of small files.
+        pack_size: about how many bytes a tar shard has; None for what suits most trainings.
     """
 
     source: str
@@ -42,6 +43,7 @@ class CacheRequest:
     read_timeout: float = 60.0
     holder: Literal["process", "caller"] = "process"
     form: CopyForm = "files"
+    pack_size: int | None = None
 
 
 CopyState = Literal["fresh", "stale", "partial", "absent"]
