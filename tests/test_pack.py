@@ -20,6 +20,7 @@ from uc_stage.progress import SILENT
 from uc_stage.publish import CopyPublication
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -82,7 +83,9 @@ def packed(folder: Path, outputs: Outputs) -> ShardSink:
 
 @settings(max_examples=50, deadline=None)
 @given(FILES, st.integers(1, 20_000) | st.none(), st.randoms())
-def test_each_file_has_one_place_that_the_listing_alone_decides(files, size, random) -> None:
+def test_each_file_has_one_place_that_the_listing_alone_decides(
+    files: list[CopyFile], size: int | None, random: random.Random
+) -> None:
     try:
         dealt = shards.deal(files, size)
     except Unsupported:
@@ -97,7 +100,9 @@ def test_each_file_has_one_place_that_the_listing_alone_decides(files, size, ran
 
 @settings(max_examples=50, deadline=None)
 @given(FILES, st.integers(1, 20_000) | st.none())
-def test_the_files_of_a_sample_lie_side_by_side_and_shards_have_equally_many_samples(files, size) -> None:
+def test_the_files_of_a_sample_lie_side_by_side_and_shards_have_equally_many_samples(
+    files: list[CopyFile], size: int | None
+) -> None:
     try:
         dealt = shards.deal(files, size)
     except Unsupported:
@@ -115,7 +120,9 @@ def test_the_files_of_a_sample_lie_side_by_side_and_shards_have_equally_many_sam
 
 @settings(max_examples=25, deadline=None)
 @given(files=FILES)
-def test_tar_and_webdataset_read_what_was_put_in_whatever_its_name(files, tmp_path_factory) -> None:
+def test_tar_and_webdataset_read_what_was_put_in_whatever_its_name(
+    files: list[CopyFile], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     from webdataset.tariterators import tar_file_iterator
 
     folder = tmp_path_factory.mktemp("names")
@@ -137,16 +144,18 @@ def test_tar_and_webdataset_read_what_was_put_in_whatever_its_name(files, tmp_pa
                 assert member.mtime == (file.mtime_ns or 0) // SECOND
     assert found == wanted
 
-    seen = {}
+    seen: dict[str, bytes] = {}
     for name in outputs:
-        with open(folder / "partial" / name, "rb") as file:
-            seen |= {item["fname"]: item["data"] for item in tar_file_iterator(file)}
+        with open(folder / "partial" / name, "rb") as shard:
+            seen |= {item["fname"]: item["data"] for item in tar_file_iterator(shard)}
     assert seen == {path: data for path, data in wanted.items() if not shards.SKIPPED.match(path)}
 
 
 @settings(max_examples=25, deadline=None)
 @given(files=FILES)
-def test_the_index_tells_where_each_files_bytes_are(files, tmp_path_factory) -> None:
+def test_the_index_tells_where_each_files_bytes_are(
+    files: list[CopyFile], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     import pyarrow as pa
 
     folder = tmp_path_factory.mktemp("index")
@@ -170,7 +179,7 @@ def test_the_index_tells_where_each_files_bytes_are(files, tmp_path_factory) -> 
     assert [row["sample"] for row in rows] == [list(dict.fromkeys(keys)).index(key) for key in keys]
 
 
-def test_an_index_of_more_rows_than_a_batch_is_whole(monkeypatch) -> None:
+def test_an_index_of_more_rows_than_a_batch_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow as pa
 
     monkeypatch.setattr("uc_stage.forms.pack._BATCH_ROWS", 4)
@@ -195,13 +204,13 @@ def test_an_index_of_more_rows_than_a_batch_is_whole(monkeypatch) -> None:
         (9, 3 * 10**8, 9),
     ],
 )
-def test_there_are_as_many_shards_as_workers_can_share_evenly(samples, each, count) -> None:
+def test_there_are_as_many_shards_as_workers_can_share_evenly(samples: int, each: int, count: int) -> None:
     dealt = shards.deal(CopyFile(f"{number}.jpg", each) for number in range(samples))
 
     assert len(dealt) == count
 
 
-def test_a_shard_has_no_more_samples_than_a_reader_can_shuffle(monkeypatch) -> None:
+def test_a_shard_has_no_more_samples_than_a_reader_can_shuffle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "_SHARD_SAMPLES", 10)
 
     assert len(shards.deal(CopyFile(f"{number}.jpg", 10) for number in range(641))) == 128
@@ -224,7 +233,7 @@ def test_a_shard_mixes_the_folders() -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [("a/1.jpg", "a/1.JPG"), ("1.Jpg", "1.jPg")])
-def test_two_files_that_are_one_field_of_a_sample_are_refused(one, other) -> None:
+def test_two_files_that_are_one_field_of_a_sample_are_refused(one: str, other: str) -> None:
     with pytest.raises(Unsupported, match="are one field of one sample to WebDataset"):
         shards.deal([CopyFile(one, 1), CopyFile(other, 1)])
 
@@ -240,7 +249,7 @@ def test_files_of_one_name_that_webdataset_passes_over_are_not_refused() -> None
     assert sum(len(members) for members in dealt.values()) == 3
 
 
-def test_a_shard_is_named_once_its_last_member_is_there(tmp_path) -> None:
+def test_a_shard_is_named_once_its_last_member_is_there(tmp_path: Path) -> None:
     outputs = shards.deal([CopyFile(f"{number}.txt", 700, number * SECOND) for number in range(1, 5)], 10**6)
     ((name, files),) = outputs.items()
     sink = ShardSink(publication(tmp_path), outputs, SILENT)
@@ -257,7 +266,7 @@ def test_a_shard_is_named_once_its_last_member_is_there(tmp_path) -> None:
     assert os.listdir(tmp_path / "partial/.uc_stage/unnamed") == []
 
 
-def test_a_member_that_does_not_have_the_bytes_that_came_is_noticed(tmp_path) -> None:
+def test_a_member_that_does_not_have_the_bytes_that_came_is_noticed(tmp_path: Path) -> None:
     from uc_stage.errors import VerificationFailed
 
     files = [CopyFile(f"{number}.txt", 700) for number in range(4)]
@@ -269,7 +278,7 @@ def test_a_member_that_does_not_have_the_bytes_that_came_is_noticed(tmp_path) ->
     assert os.listdir(tmp_path / "partial/.uc_stage/unnamed") == []
 
 
-def test_a_sink_that_is_closed_leaves_nothing_and_takes_nothing(tmp_path) -> None:
+def test_a_sink_that_is_closed_leaves_nothing_and_takes_nothing(tmp_path: Path) -> None:
     files = [CopyFile(f"{number}.txt", 700) for number in range(4)]
     sink = ShardSink(publication(tmp_path), shards.deal(files, 10**6), SILENT)
     give(sink, files[:2])

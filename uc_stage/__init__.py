@@ -161,6 +161,8 @@ def cache(
     retries: int = 4,
     read_timeout: float = 60.0,
     force: bool = False,
+    pack: bool = False,
+    pack_size: int | None = None,
     progress: Progress | None = None,
 ) -> str:
     """Copies an export or a folder to this node's disk, verified, and gives the path, as `uc-stage cache` does.
@@ -180,6 +182,8 @@ def cache(
         retries: how often a read that fails or hangs is tried again.
         read_timeout: the seconds after which a read hangs.
         force: copy again what is there already.
+        pack: pack the small files of a folder into tar shards that WebDataset reads.
+        pack_size: about how many bytes a shard has; without it, as many shards as most trainings can share evenly.
         progress: who is told of progress; nobody by default.
 
     Raises:
@@ -204,6 +208,8 @@ def cache(
         headroom=headroom_bytes,
         headroom_factor=headroom_factor,
         max_size=max_size,
+        pack=pack,
+        pack_size=pack_size,
     )
     return caching.run(request, progress or SILENT).path
 

@@ -20,17 +20,33 @@ if TYPE_CHECKING:
 
 
 def form_of(request: CacheRequest, generation: str, manifest: Manifest | None) -> Form | None:
-    """The form that is asked for of one generation; None for the source's files as they are."""
+    """The form that is asked for of one generation; None for the source's files as they are.
+
+    Raises:
+        InvalidRequest: flags of two forms, or a form that is none for this source.
+    """
+    if request.pack or request.pack_size is not None:
+        return _pack(request, manifest)
     if request.form == "arrow":
         return ArrowForm(manifest, f"{generation} {manifest.id if manifest else ''} {variant_of(request)}")
-    if request.form == "pack":
-        if manifest is not None:
-            raise InvalidRequest(
-                f"`--pack` is for folders of small files, and `{request.source}` is an export",
-                hint="leave it out, or write it with fewer files: uc-stage export --files",
-            )
-        return Pack(request.pack_size)
     return None
+
+
+def _pack(request: CacheRequest, manifest: Manifest | None) -> Pack:
+    if not request.pack:
+        raise InvalidRequest("`--pack-size` is for `--pack`", hint="give both, or leave it out")
+    if request.pack_size is not None and request.pack_size <= 0:
+        raise InvalidRequest(f"`--pack-size {request.pack_size}` is no size", hint="give 1MB or more, or leave it out")
+    if request.form != "files":
+        raise InvalidRequest(
+            f"`--pack` and `--as {request.form}` are two forms of a copy", hint="leave out one of them"
+        )
+    if manifest is not None:
+        raise InvalidRequest(
+            f"`--pack` is for folders of small files, and `{request.source}` is an export of Parquet",
+            hint="leave it out",
+        )
+    return Pack(request.pack_size)
 
 
 def weigh(form: Form, url: str, outputs: Outputs, known: Mapping[str, int], progress: Progress) -> dict[str, int]:

@@ -19,7 +19,7 @@ from uc_stage.transfer import DEFAULT_JOBS, copy_files, hash_files
 
 if TYPE_CHECKING:
     from uc_stage.caching.places import Place
-    from uc_stage.forms import Form, Outputs
+    from uc_stage.forms import Form, FormSink, Outputs
     from uc_stage.locks import Lock
     from uc_stage.model import CachePlan, CacheRequest, CopyFile
     from uc_stage.progress import Progress
@@ -46,7 +46,7 @@ def make(
     publication = CopyPublication(place.path, place.partial)
     damaged = record_at(place.path, request)
     outputs: Outputs = form.outputs(current.files) if form else {file.path: (file,) for file in current.files}
-    _refuse_foreign(place.path, damaged, outputs)
+    _refuse_foreign(place.path, damaged, form, outputs)
     publication.open(blank)
     if request.force:
         publication.clear()
@@ -77,20 +77,7 @@ def make(
     # What is written in another form takes its time, too.
     shared.phase("copy", total=size + (sum(sizes.values()) if form else 0))
     sink = form.sink(publication, lacking, sizes, shared) if form else None
-    try:
-        copied = copy_files(
-            open_folder(current.source),
-            missing,
-            sink or publication,
-            jobs,
-            shared,
-            retries=request.retries,
-            timeout=request.read_timeout,
-            takes=sink.takes if sink else None,
-        )
-    finally:
-        if sink:
-            sink.close()
+    copied = _fetch(current, missing, publication, sink, shared)
     if form and sink:
         copied = [*sink.written, *(publication.put(path, data) for path, data in form.beside(outputs))]
         # It names files that are not there.
@@ -108,13 +95,36 @@ def make(
     return Made(size, sum(kept.values()), evicted, len(files), sum(file.bytes for file in files))
 
 
-def _refuse_foreign(path: str, record: CopyRecord | None, outputs: Outputs) -> None:
+def _fetch(
+    current: CachePlan, files: list[CopyFile], publication: CopyPublication, sink: FormSink | None, progress: Progress
+) -> list[CopyFile]:
+    request = current.request
+    try:
+        return copy_files(
+            open_folder(current.source),
+            files,
+            sink or publication,
+            request.jobs or DEFAULT_JOBS,
+            progress,
+            retries=request.retries,
+            timeout=request.read_timeout,
+            takes=sink.takes if sink else None,
+            # What is made of them must be, and they are gone then.
+            durable=sink is None,
+        )
+    finally:
+        if sink:
+            sink.close()
+
+
+def _refuse_foreign(path: str, record: CopyRecord | None, form: Form | None, outputs: Outputs) -> None:
     """Refuses to make a copy anew where somebody put files of their own: they would go with the damaged one."""
     if not os.path.lexists(path):
         return
     if os.path.islink(path) or not os.path.isdir(path) or (os.listdir(path) and not is_marked(path)):
         raise InvalidRequest(f"`{path}` is not uc-stage's", hint="move it away")
-    ours = {*outputs, *(file.path for file in (record.files if record else ()))}
+    beside = [name for name, _ in form.beside(outputs)] if form else []
+    ours = {*outputs, *beside, *(file.path for file in (record.files if record else ()))}
     if (found := foreign_file(path, ours)) is not None:
         raise InvalidRequest(
             f"the copy `{path}` has to be made anew, and holds `{found}`, which uc-stage did not write",

@@ -46,10 +46,10 @@ def variant_of(request: CacheRequest) -> str:
     parts = []
     if request.form != "files":
         parts.append(f"as={request.form}")
-    if request.form == "pack":
-        parts.append(f"layout={LAYOUT}")
+    if request.pack:
+        parts.append(f"pack={LAYOUT}")
         if request.pack_size is not None:
-            parts.append(f"size={request.pack_size}")
+            parts.append(f"pack-size={request.pack_size}")
     return " ".join(parts)
 
 

@@ -152,7 +152,7 @@ def cache(
         headroom_factor=headroom_factor,
         max_size=None if max_size is None else parse_size(max_size, "--max-size"),
         holder="caller",
-        form="pack" if pack else "files",
+        pack=pack,
         pack_size=None if pack_size is None else parse_size(pack_size, "--pack-size"),
     )
     if dry_run and not check:

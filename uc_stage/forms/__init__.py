@@ -53,10 +53,6 @@ class Form(Protocol):
 class FormSink(Protocol):
     """A `uc_stage.transfer.Sink` that writes outputs, and bounds what of the source waits for that."""
 
-    @property
-    def durable(self) -> bool:
-        """Whether a file must be durable when it comes."""
-
     def temporary(self) -> str:
         """A path of this process's own for a file that has no name yet."""
 

@@ -60,7 +60,14 @@ class Pack:
         sizes: Mapping[str, int],  # noqa: ARG002 - the protocol's
         progress: Progress,
     ) -> ShardSink:
-        """What takes the members of these shards."""
+        """What takes the members of these shards; says what WebDataset will pass over."""
+        passed = [file.path for files in outputs.values() for file in files if sample_of(file.path) is None]
+        if passed:
+            count = f"{len(passed):,} files" if len(passed) > 1 else "a file"
+            progress.note(
+                f"WebDataset passes over {count} without an extension, such as `{min(passed)}`: "
+                f"give it `rename_files`, or read by `{INDEX_PATH}`"
+            )
         return ShardSink(publication, outputs, progress)
 
     def beside(self, outputs: Outputs) -> Iterator[tuple[str, bytes]]:
@@ -143,9 +150,6 @@ class _Filling:
 
 class ShardSink:
     """Takes the members of some shards, and names each shard once it is whole, checked and durable."""
-
-    # What comes is read once, and right then.
-    durable = False
 
     def __init__(self, publication: CopyPublication, outputs: Outputs, progress: Progress) -> None:
         self._publication, self._progress = publication, progress

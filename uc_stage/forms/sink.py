@@ -46,7 +46,6 @@ class OutputSink:
         sizes: Mapping[str, int],
         progress: Progress,
     ) -> None:
-        self.durable = False
         self._publication, self._outputs, self._write = publication, outputs, write
         self._sizes, self._progress = sizes, progress
         self._output_of = {file.path: path for path, files in outputs.items() for file in files}

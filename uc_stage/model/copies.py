@@ -9,7 +9,7 @@ from typing import Literal
 DEFAULT_CACHE_DIR = "/tmp/uc-stage"  # noqa: S108 - see above
 
 
-CopyForm = Literal["files", "arrow", "pack"]
+CopyForm = Literal["files", "arrow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,9 @@ class CacheRequest:
         retries: how often a read that fails or hangs is tried again.
         read_timeout: the seconds after which a read hangs.
         holder: which process holds the copy until it ends: this one, or the one that started this command line.
-        form: what the copy consists of: the source's files, Arrow IPC made from Parquet, or tar shards of small files.
-        pack_size: about how many bytes a tar shard has; None for what suits most trainings.
+        form: what the copy consists of: the source's files, or Arrow IPC made from Parquet.
+        pack: whether it consists of tar shards that the source's small files are packed into.
+        pack_size: about how many bytes a shard has; None for what suits most trainings.
     """
 
     source: str
@@ -43,6 +44,7 @@ class CacheRequest:
     read_timeout: float = 60.0
     holder: Literal["process", "caller"] = "process"
     form: CopyForm = "files"
+    pack: bool = False
     pack_size: int | None = None
 
 

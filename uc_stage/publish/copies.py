@@ -133,9 +133,6 @@ class CopyPublication:
     that no lock keeps apart have temporary names of their own, and can only do the work twice.
     """
 
-    # What is named must be.
-    durable = True
-
     def __init__(self, path: str, partial: str) -> None:
         self.path, self.partial = path, partial
         self._folder = LocalFolder(partial)
