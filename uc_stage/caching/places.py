@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from uc_stage.errors import InvalidRequest
-from uc_stage.forms.shards import LAYOUT
+from uc_stage.forms import shards
 from uc_stage.publish import lock_path
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ def variant_of(request: CacheRequest) -> str:
     if request.form != "files":
         parts.append(f"as={request.form}")
     if request.pack:
-        parts.append(f"pack={LAYOUT}")
-        if request.pack_size is not None:
-            parts.append(f"pack-size={request.pack_size}")
+        parts += shards.variant(request.pack_size)
     return " ".join(parts)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from uc_stage.errors import VerificationFailed
 from uc_stage.forms.shards import deal, header, lay_out, sample_of
-from uc_stage.model import CopyFile
+from uc_stage.model import CopyFile, Packed
 from uc_stage.storage import sync, translated
 
 if TYPE_CHECKING:
@@ -207,6 +207,20 @@ class ShardSink:
             with filling.lock, contextlib.suppress(FileNotFoundError):
                 filling.close()
                 os.unlink(filling.temporary)
+
+
+def look_into(path: str) -> Packed | None:
+    """Tells what the shards of a packed copy hold, by its index; None where that is gone or broken."""
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(os.path.join(path, INDEX_PATH)) as file, pa.ipc.open_file(file) as found:
+            batches = [found.get_batch(number) for number in range(found.num_record_batches)]
+            last = batches[-1]
+            shards = len(last["shard"].dictionary)
+            return Packed(shards, last["sample"][-1].as_py() + 1, sum(len(batch) for batch in batches))
+    except (OSError, pa.ArrowException):
+        return None
 
 
 def index(outputs: Outputs) -> bytes:

@@ -96,6 +96,16 @@ def lay_out(path: str, files: tuple[CopyFile, ...]) -> Shard:
     return Shard(path, files, tuple(offsets), size)
 
 
+def variant(size: int | None) -> list[str]:
+    """The words by which the record of a copy tells of its shards."""
+    return [f"pack={LAYOUT}", *([] if size is None else [f"pack-size={size}"])]
+
+
+def is_packed(variant: str) -> bool:
+    """Whether a copy's record tells of shards."""
+    return any(word.startswith("pack=") for word in variant.split())
+
+
 def sample_of(path: str) -> tuple[str, str] | None:
     """The key and the field of a file as WebDataset tells them; None for one that it passes over."""
     found = _SAMPLE.match(path)
