@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         BenchReport,
         Compression,
         CopiesReport,
+        CopyForm,
         EngineName,
         ExportReport,
         InspectReport,
@@ -161,6 +162,7 @@ def cache(
     retries: int = 4,
     read_timeout: float = 60.0,
     force: bool = False,
+    form: CopyForm = "files",
     pack: bool = False,
     pack_size: int | None = None,
     progress: Progress | None = None,
@@ -182,6 +184,7 @@ def cache(
         retries: how often a read that fails or hangs is tried again.
         read_timeout: the seconds after which a read hangs.
         force: copy again what is there already.
+        form: `arrow` writes Parquet as Arrow IPC, which `datasets.load_from_disk` memory-maps at once.
         pack: pack the small files of a folder into tar shards that WebDataset reads.
         pack_size: about how many bytes a shard has; without it, as many shards as most trainings can share evenly.
         progress: who is told of progress; nobody by default.
@@ -208,6 +211,7 @@ def cache(
         headroom=headroom_bytes,
         headroom_factor=headroom_factor,
         max_size=max_size,
+        form=form,
         pack=pack,
         pack_size=pack_size,
     )

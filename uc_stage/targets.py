@@ -8,14 +8,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from uc_stage.errors import InvalidRequest, NotFound
+from uc_stage.ipc import describe, is_stream_name
 from uc_stage.manifest import COPY_PATH, CopyRecord
-from uc_stage.parquet import is_parquet_name
+from uc_stage.parquet import is_parquet_name, read_footers
+from uc_stage.progress import SILENT
 from uc_stage.publish import read_manifest
 from uc_stage.storage import LocalFolder, open_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from uc_stage.errors import StageError
     from uc_stage.manifest import Manifest
     from uc_stage.model import TargetKind
+    from uc_stage.parquet import Footer
+    from uc_stage.progress import Progress
     from uc_stage.storage import Entry, Folder
 
 
@@ -45,6 +52,8 @@ class Target:
     def data_files(self) -> dict[str, int]:
         """The Parquet files of an export, a copy, a folder or a file, in order, with their bytes as recorded or listed.
 
+        Those of a copy as Arrow are its Arrow files.
+
         Raises:
             InvalidRequest: a Delta table or a folder with one in it, whose files hold deleted rows too.
             NotFound: no Parquet file, or one that the manifest or the copy's record names is not there.
@@ -59,7 +68,7 @@ class Target:
         if recorded is None:
             files = {entry.path: entry.bytes for entry in self.entries.values() if self._is_data(entry.path)}
         else:
-            files = {file.path: file.bytes for file in recorded if is_parquet_name(file.path)}
+            files = {file.path: file.bytes for file in recorded if _is_known(file.path)}
         for path in files:
             if path not in self.entries:
                 raise NotFound(f"`{self.folder.locate(path)}` is not there", hint=f"uc-stage inspect {self.text}")
@@ -67,8 +76,20 @@ class Target:
             raise NotFound(f"`{self.text}` holds no Parquet file", hint=f"uc-stage inspect {self.text}")
         return dict(sorted(files.items()))
 
+    def footers(self, paths: Iterable[str], progress: Progress = SILENT) -> dict[str, Footer | StageError]:
+        """Reads the footers of data files, or what tells the same of an Arrow file, in the order of the paths."""
+        paths = list(paths)
+        streams = [path for path in paths if self.record and is_stream_name(path)]
+        found = read_footers(self.folder, [path for path in paths if path not in streams], progress)
+        found.update(zip(streams, describe(map(self.folder.locate, streams)).values(), strict=True))
+        return {path: found[path] for path in paths}
+
     def _is_data(self, path: str) -> bool:
         return self.kind == "file" or is_parquet_name(path)
+
+
+def _is_known(path: str) -> bool:
+    return is_parquet_name(path) or is_stream_name(path)
 
 
 def look(text: str) -> Target:

@@ -17,7 +17,6 @@ from uc_stage.benchmark.process import measure
 from uc_stage.benchmark.readers import Job
 from uc_stage.errors import InvalidRequest, NotFound, StageError, Unavailable
 from uc_stage.model import BenchReport, Measurement, Requirement
-from uc_stage.parquet import read_footers
 from uc_stage.progress import SILENT
 from uc_stage.sizes import parse_rate
 from uc_stage.targets import look
@@ -155,7 +154,7 @@ def _open(text: str, progress: Progress) -> _Dataset:
     target = look(text)
     files = target.data_files()
     found = []
-    for path, footer in read_footers(target.folder, files, progress).items():
+    for path, footer in target.footers(files, progress).items():
         if isinstance(footer, StageError):
             raise footer
         found.append((target.folder.locate(path), files[path], footer.rows))

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TextIO
 
 from uc_stage.errors import StageError
+from uc_stage.ipc import is_stream_name
 from uc_stage.storage import open_folder
 
 # What a reader yields after each step: the rows and the bytes of it.
@@ -132,11 +133,12 @@ def _arrow(job: Job) -> Steps:
 def _hf(job: Job) -> Steps:
     import datasets
 
-    from uc_stage.loaders.huggingface import stream
+    from uc_stage.loaders.huggingface import mapped, stream
 
     datasets.logging.set_verbosity_error()
     datasets.disable_progress_bars()
-    for batch in stream([path for path, _, _ in job.files]).iter(job.batch_size):
+    files = [path for path, _, _ in job.files]
+    for batch in (mapped if is_stream_name(files[0]) else stream)(files).iter(job.batch_size):
         yield _length(batch), 0
 
 

@@ -15,6 +15,7 @@ from uc_stage.model import (
     DEFAULT_CACHE_DIR,
     BenchRequest,
     CacheRequest,
+    CopyForm,
     InspectRequest,
     PruneRequest,
 )
@@ -57,19 +58,6 @@ def cache(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", envvar="UC_STAGE_JOBS", metavar="N", min=1, help="Reads at once.")
     ] = None,
-    pack: Annotated[
-        bool,
-        typer.Option("--pack", envvar="UC_STAGE_PACK", help="Pack small files into tar shards that WebDataset reads."),
-    ] = False,
-    pack_size: Annotated[
-        str | None,
-        typer.Option(
-            "--pack-size",
-            envvar="UC_STAGE_PACK_SIZE",
-            metavar="SIZE",
-            help="About how many bytes a shard has; without it, what most trainings can share evenly.",
-        ),
-    ] = None,
     reserve: Annotated[
         str, typer.Option("--reserve", envvar="UC_STAGE_RESERVE", metavar="SIZE", help="Space to leave free.")
     ] = "0",
@@ -89,6 +77,25 @@ def cache(
             envvar="UC_STAGE_MAX_SIZE",
             metavar="SIZE",
             help="Most bytes of all copies in the cache folder.",
+        ),
+    ] = None,
+    form: Annotated[
+        CopyForm,
+        typer.Option(
+            "--as", envvar="UC_STAGE_AS", help="Write Parquet as Arrow IPC, which `datasets.load_from_disk` maps."
+        ),
+    ] = "files",
+    pack: Annotated[
+        bool,
+        typer.Option("--pack", envvar="UC_STAGE_PACK", help="Pack small files into tar shards that WebDataset reads."),
+    ] = False,
+    pack_size: Annotated[
+        str | None,
+        typer.Option(
+            "--pack-size",
+            envvar="UC_STAGE_PACK_SIZE",
+            metavar="SIZE",
+            help="About how many bytes a shard has; without it, what most trainings can share evenly.",
         ),
     ] = None,
     timeout: Annotated[
@@ -152,6 +159,7 @@ def cache(
         headroom_factor=headroom_factor,
         max_size=None if max_size is None else parse_size(max_size, "--max-size"),
         holder="caller",
+        form=form,
         pack=pack,
         pack_size=None if pack_size is None else parse_size(pack_size, "--pack-size"),
     )

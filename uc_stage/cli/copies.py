@@ -52,6 +52,7 @@ def listed(copy: CachedCopy) -> list[tuple[str, str]]:
         ("partial copy" if copy.kind == "partial" else "copy", copy.path),
         ("  source", copy.source or "unknown: its record is damaged"),
         ("  generation", (copy.generation or "unknown") + version),
+        *((("  form", copy.variant),) if copy.variant else ()),
         ("  files", f"{copy.files:,}, {format_size(copy.bytes)}"),
         ("  last use", f"{duration(copy.idle_seconds)} ago, {copy.used_at}"),
         ("  held by", ", ".join(_holder(holder) for holder in copy.holders) or "nobody"),

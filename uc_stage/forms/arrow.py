@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from uc_stage.errors import Unsupported, VerificationFailed
 from uc_stage.forms.arrow_schema import loadable
-from uc_stage.forms.arrow_size import estimated
+from uc_stage.forms.arrow_size import batch_rows, estimated
 from uc_stage.forms.sink import OutputSink, waiting
 from uc_stage.manifest import check_paths
 from uc_stage.parquet import is_parquet_name, understood
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from uc_stage.publish import CopyPublication
     from uc_stage.storage import Folder
 
-# As many rows as `datasets` writes into a record batch.
-BATCH_ROWS = 1000
-# So many rows are decoded at once, of one row group.
-_DECODED_ROWS = 32 * 1024
 _BUFFER_BYTES = 1024**2
 
 _SHARDED = re.compile(r"(?:.*/)?(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*")
@@ -82,7 +78,7 @@ class ArrowForm:
             Unsupported: a column that `datasets` cannot take, or files of one split with different columns.
             VerificationFailed, NotFound, AccessDenied, Unavailable: as `uc_stage.parquet.read_metadata`.
         """
-        return estimated(folder, {path: files[0].path for path, files in outputs.items()}, BATCH_ROWS, progress)
+        return estimated(folder, {path: files[0].path for path, files in outputs.items()}, progress)
 
     def scratch(self, outputs: Outputs) -> int:
         """The most bytes of Parquet that wait to be written as Arrow."""
@@ -163,9 +159,8 @@ def _write(_: str, parts: Sequence[Part], out: BinaryIO) -> None:
             pa.BufferedOutputStream(pa.PythonFile(out, "w"), _BUFFER_BYTES) as buffered,
             pa.ipc.new_stream(buffered, schema) as writer,
         ):
-            for batch in source.iter_batches(_DECODED_ROWS):
-                table = pa.Table.from_batches([batch])
-                writer.write_table(table.cast(schema), max_chunksize=BATCH_ROWS)
+            for batch in source.iter_batches(batch_rows(source.metadata)):
+                writer.write_batch(batch.cast(schema))
                 rows += batch.num_rows
         if rows != source.metadata.num_rows:
             raise VerificationFailed(

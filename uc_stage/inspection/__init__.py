@@ -11,8 +11,9 @@ from uc_stage.forms.shards import is_packed
 from uc_stage.inspection import freshness, wholeness
 from uc_stage.inspection.copies import run as list_copies
 from uc_stage.inspection.verify import Check, verify
+from uc_stage.ipc import is_stream_name
 from uc_stage.model import ExportRequest, InspectReport, Layout, Spread, TableRef
-from uc_stage.parquet import Footer, has_magic, is_parquet_name, read_footer, read_footers
+from uc_stage.parquet import Footer, has_magic, is_parquet_name, read_footer
 from uc_stage.progress import SILENT
 from uc_stage.sources import is_marker
 from uc_stage.storage import open_folder
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from uc_stage.engines import Engine
     from uc_stage.errors import StageError
     from uc_stage.inspection.freshness import Freshness
+    from uc_stage.manifest import Manifest
     from uc_stage.model import InspectRequest, Problem, Snapshot
     from uc_stage.progress import Progress
 
@@ -154,13 +156,13 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         table_id=manifest.source.table_id if manifest else None,
         version=manifest.source.version if manifest else None,
         created_at=record.created_at if record else manifest.created_at if manifest else None,
-        id=manifest.id if manifest else None,
+        id=manifest.id if manifest else record.manifest_id if record else None,
         generation=record.generation if record else manifest.generation if manifest else None,
         engine=f"{manifest.engine} ({manifest.engine_version})" if manifest else None,
         rows=manifest.rows if manifest else rows,
         files=len(listed),
         bytes=sum(listed),
-        splits={name: sum(file.rows for file in files) for name, files in manifest.splits.items()} if manifest else {},
+        splits=_splits(manifest, footers),
         schema=manifest.schema if manifest else wholeness.main_schema(good),
         row_groups=len(groups) if footers else None,
         row_group_rows=_spread(group.rows for group in groups),
@@ -182,7 +184,20 @@ def _footers(found: Target, paths: list[str], progress: Progress) -> dict[str, F
         # The one file that was asked for is the answer: an error about it is no remark.
         parquet = is_parquet_name(path) or has_magic(found.folder, path)
         return {path: read_footer(found.folder, path)} if parquet else {}
-    return read_footers(found.folder, [path for path in paths if is_parquet_name(path)], progress)
+    known = [path for path in paths if is_parquet_name(path) or (found.record and is_stream_name(path))]
+    return found.footers(known, progress)
+
+
+def _splits(manifest: Manifest | None, footers: dict[str, Footer | StageError]) -> dict[str, int]:
+    """The rows of each split, where a manifest tells of them, or the folders of a copy as Arrow do."""
+    if manifest:
+        return {name: sum(file.rows for file in files) for name, files in manifest.splits.items()}
+    rows: dict[str, int] = {}
+    for path, footer in footers.items():
+        if is_stream_name(path) and isinstance(footer, Footer):
+            name = path.partition("/")[0]
+            rows[name] = rows.get(name, 0) + footer.rows
+    return rows
 
 
 def _freshness(found: Target, request: InspectRequest) -> Freshness | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from uc_stage.errors import StageError
 from uc_stage.model import Problem
 from uc_stage.parquet import Footer
-from uc_stage.publish import running, strays
+from uc_stage.publish import is_derived, running, strays
 from uc_stage.sources import is_marker
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ def unrecorded(target: Target) -> list[Problem]:
     now = running(target.folder) if ours else set()
     problems = []
     for path in sorted(set(target.entries) - known):
+        if target.record and is_derived(path, known):
+            continue
         if path not in ours:
             # Without a record there is nothing to be outside of.
             if target.kind != "folder":

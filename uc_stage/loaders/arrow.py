@@ -1,4 +1,4 @@
-"""Parquet files as Arrow record batches, whole or shared out over workers."""
+"""Parquet files, and those of a copy as Arrow, as Arrow record batches, whole or shared out over workers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from uc_stage.ipc import is_stream_name, opened
 from uc_stage.storage import open_folder
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ def batches(parts: Iterable[Part], batch_size: int, columns: Sequence[str] | Non
     Raises what pyarrow raises on a file that is not whole.
     """
     for part in parts:
+        if is_stream_name(part.path):
+            yield from _mapped(part, batch_size, columns)
+            continue
         with _opened(part.path) as file:
             groups, skip = _groups(file.metadata, part)
             left = part.stop - part.start
@@ -54,6 +58,17 @@ def batches(parts: Iterable[Part], batch_size: int, columns: Sequence[str] | Non
                 left -= wanted.num_rows
                 if wanted.num_rows:
                     yield wanted
+
+
+def _mapped(part: Part, batch_size: int, columns: Sequence[str] | None) -> Iterator[Any]:
+    first = 0
+    with opened(part.path) as reader:
+        for batch in reader:
+            start, stop = max(part.start - first, 0), min(part.stop - first, batch.num_rows)
+            first += batch.num_rows
+            for at in range(start, stop, batch_size):
+                rows = batch.slice(at, min(batch_size, stop - at))
+                yield rows if columns is None else rows.select(list(columns))
 
 
 def _groups(metadata: Any, part: Part) -> tuple[list[int], int]:

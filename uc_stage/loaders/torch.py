@@ -10,7 +10,6 @@ import torch.utils.dlpack  # noqa: TID253 - as above
 
 from uc_stage.errors import StageError
 from uc_stage.loaders.arrow import batches, share
-from uc_stage.parquet import read_footers
 from uc_stage.targets import look
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
         self.columns = None if columns is None else list(columns)
         target = look(source)
         self._rows: list[tuple[str, int]] = []
-        for path, footer in read_footers(target.folder, target.data_files()).items():
+        for path, footer in target.footers(target.data_files()).items():
             if isinstance(footer, StageError):
                 raise footer
             self._rows.append((target.folder.locate(path), footer.rows))

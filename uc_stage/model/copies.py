@@ -78,6 +78,7 @@ class CachedCopy:
         version: the table's, for the copy of an export.
         used_at, idle_seconds: when `cache` last gave it to somebody, and how long ago that is.
         holders: the live processes that make it, hold it or have files of it open.
+        variant: which part of the source it holds, and in which form; empty for all of it, file by file.
     """
 
     path: str
@@ -91,6 +92,7 @@ class CachedCopy:
     used_at: str
     idle_seconds: float
     holders: tuple[Holder, ...] = ()
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from uc_stage.publish.copies import (
     CopyPublication,
     foreign_file,
+    is_derived,
     is_marked,
     read_copy,
     read_journal,
@@ -37,6 +38,7 @@ __all__ = [
     "empty_trash",
     "evict",
     "foreign_file",
+    "is_derived",
     "is_marked",
     "list_copies",
     "lock_path",

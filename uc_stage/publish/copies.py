@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import stat
 import threading
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _JOURNAL = f"{FOLDER}/journal.jsonl"
 _TEMPORARY = f"{FOLDER}/unnamed"
+_STATE = "state.json"
+_DERIVED = re.compile(r"cache-.*\.arrow|tmp[a-z0-9_]{8}")
 
 
 def tag_cache(root: str) -> None:
@@ -117,13 +120,25 @@ def _empty(folder: str, *, but: str | None = None) -> None:
 
 
 def foreign_file(path: str, ours: Collection[str]) -> str | None:
-    """A file below a copy that is neither one of its own nor uc-stage's: somebody put it there; None for no such."""
+    """A file below a copy that is neither one of its own nor uc-stage's: somebody put it there; None for no such.
+
+    What `datasets` keeps beside the files that it maps, the results of `map` and the like, goes with the copy.
+    """
     for folder, _, names in os.walk(path):
         for name in names:
             found = os.path.relpath(os.path.join(folder, name), path)
-            if found not in ours and not found.startswith(f"{FOLDER}/"):
+            if found not in ours and not found.startswith(f"{FOLDER}/") and not is_derived(found, ours):
                 return found
     return None
+
+
+def is_derived(path: str, ours: Collection[str]) -> bool:
+    """Whether a file is one that `datasets` makes from a copy as Arrow: in the folder of a split, by its name.
+
+    https://huggingface.co/docs/datasets/about_cache; it has another name until it is whole.
+    """
+    above, _, name = path.rpartition("/")
+    return f"{above}/{_STATE}" in ours and _DERIVED.fullmatch(name) is not None
 
 
 class CopyPublication:

@@ -136,6 +136,7 @@ def look_at_copy(root: str, path: str, opened: Mapping[int, set[str]] | None = N
         used_at=dt.datetime.fromtimestamp(used, dt.timezone.utc).isoformat(timespec="seconds"),
         idle_seconds=max(0.0, time.time() - used),
         holders=using,
+        variant=known.variant if known else "",
     )
 
 
