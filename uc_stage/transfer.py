@@ -214,6 +214,7 @@ class _Transfer:
         self._begun: deque[_File] = deque()
         self._under_way: set[_File] = set()
         self._copied: list[CopyFile] = []
+        self._refused = False
 
     def run(self, files: Sequence[CopyFile], jobs: int) -> list[CopyFile]:
         # The largest first: what is left at the end should be small.
@@ -275,6 +276,7 @@ class _Transfer:
             self._under_way.add(state)
             self._begun.append(state)
             return state
+        self._refused = self._refused or bool(begins)
         if not self._begun:
             return None
         self._begun.rotate()
@@ -391,8 +393,9 @@ class _Transfer:
         with self._ready:
             self._under_way.discard(state)
             self._copied.append(file)
-            if self._takes:
+            if self._refused:
                 # Another may be taken now.
+                self._refused = False
                 self._ready.notify_all()
 
     def _hung(self) -> list[threading.Thread]:
