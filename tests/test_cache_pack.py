@@ -53,7 +53,7 @@ def members(path: str) -> dict[str, bytes]:
     """The files of all shards, read by the index."""
     import pyarrow as pa
 
-    index = pa.ipc.open_file(pa.memory_map(f"{path}/index.arrow")).read_all()
+    index = pa.ipc.open_file(pa.memory_map(f"{path}/index.feather")).read_all()
     found = {}
     for row in index.to_pylist():
         with open(f"{path}/{row['shard']}", "rb") as shard:
@@ -74,7 +74,7 @@ def test_webdataset_sees_each_sample_once_in_a_loader_of_two_workers(tmp_path: P
     shards = f"{report.path}/shard-{{000000..{last:06d}}}.tar"
     dataset = webdataset.WebDataset(shards, shardshuffle=False)
 
-    seen = list(DataLoader(dataset, batch_size=None, num_workers=2))
+    seen = list(DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="forkserver"))
 
     assert sorted(sample["__key__"] for sample in seen) == sorted(path[:-4] for path in images if path.endswith("jpg"))
     for sample in seen:
@@ -134,8 +134,10 @@ def test_without_room_for_the_shards_nothing_is_fetched(disk: str, tmp_path: Pat
     for number in range(400):
         (tmp_path / f"images/{number}.txt").write_bytes(b"1")
 
+    watcher = Watcher()
     with pytest.raises(NoSpace):
-        run(tmp_path, cache_dir=f"{disk}/cache")
+        caching.execute(caching.plan(request(tmp_path, cache_dir=f"{disk}/cache")), watcher)
+    assert watcher.phases == []
 
 
 @pytest.mark.parametrize("size", [None, 30_000])
@@ -169,7 +171,7 @@ def test_a_damaged_shard_is_made_again_from_its_own_files_alone(tmp_path: Path, 
 
 def test_a_copy_without_its_index_gets_it_again(tmp_path: Path, images: dict[str, bytes]) -> None:
     report = run(tmp_path)
-    os.unlink(f"{report.path}/index.arrow")
+    os.unlink(f"{report.path}/index.feather")
     assert inspection.run(InspectRequest(report.path)).packed is None
 
     again = run(tmp_path)
@@ -244,7 +246,7 @@ def test_inspect_says_what_the_shards_hold_and_finds_a_flipped_byte(tmp_path: Pa
     report = run(tmp_path, pack_size=50_000)
 
     found = inspection.run(InspectRequest(report.path, verify=True))
-    assert (found.kind, found.freshness, found.verified) == ("copy", "fresh", True)
+    assert (found.kind, found.freshness, found.verified, found.problems) == ("copy", "fresh", True, ())
     assert found.packed == Packed(shards=report.files - 1, samples=200, files=400)
     assert f"400 files of 200 samples in {report.files - 1} shards" in uc_stage("inspect", report.path).out
 

@@ -216,6 +216,19 @@ def test_a_shard_has_no_more_samples_than_a_reader_can_shuffle(monkeypatch: pyte
     assert len(shards.deal(CopyFile(f"{number}.jpg", 10) for number in range(641))) == 128
 
 
+@given(files=FILES, jobs=st.integers(1, 30))
+@settings(max_examples=25, deadline=None)
+def test_the_room_beside_the_shards_holds_the_index_and_what_is_on_its_way(files: list[CopyFile], jobs: int) -> None:
+    try:
+        outputs = shards.deal(files)
+    except Unsupported:
+        return
+    ((_, index),) = Pack().beside(outputs)
+
+    on_their_way = sorted(file.bytes for file in files)[-jobs:]
+    assert len(index) + sum(on_their_way) <= Pack(jobs=jobs).scratch(outputs)
+
+
 def test_a_size_that_is_asked_for_decides_how_many_shards_there_are() -> None:
     files = [CopyFile(f"{number}.jpg", 10_000) for number in range(1000)]
 

@@ -9,6 +9,7 @@ from uc_stage.errors import InvalidRequest
 from uc_stage.forms.arrow import ArrowForm
 from uc_stage.forms.pack import Pack
 from uc_stage.storage import open_folder
+from uc_stage.transfer import DEFAULT_JOBS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +47,7 @@ def _pack(request: CacheRequest, manifest: Manifest | None) -> Pack:
             f"`--pack` is for folders of small files, and `{request.source}` is an export of Parquet",
             hint="leave it out",
         )
-    return Pack(request.pack_size)
+    return Pack(request.pack_size, request.jobs or DEFAULT_JOBS)
 
 
 def weigh(form: Form, url: str, outputs: Outputs, known: Mapping[str, int], progress: Progress) -> dict[str, int]:

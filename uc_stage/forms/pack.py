@@ -16,6 +16,7 @@ from uc_stage.errors import VerificationFailed
 from uc_stage.forms.shards import deal, header, lay_out, sample_of
 from uc_stage.model import CopyFile, Packed
 from uc_stage.storage import sync, translated
+from uc_stage.transfer import DEFAULT_JOBS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,20 +27,21 @@ if TYPE_CHECKING:
     from uc_stage.publish import CopyPublication
     from uc_stage.storage import Folder
 
-INDEX_PATH = "index.arrow"
+INDEX_PATH = "index.feather"
 
 _CHUNK_BYTES = 1024**2
 # Rows of one batch of the index: an Arrow string column holds 2 GB.
 _BATCH_ROWS = 1 << 20
-# More files than threads fetch at once are never on their way.
-_ON_THEIR_WAY = 128
+# What a row of the index takes besides its path, and what the index takes besides its rows, at most.
+_ROW_BYTES = 33
+_INDEX_BYTES = 16 * 1024
 
 
 class Pack:
-    """Tar shards of about `size` bytes each, or of a size that suits most trainings."""
+    """Tar shards of about `size` bytes, or of a size that suits most trainings, of files that `jobs` threads fetch."""
 
-    def __init__(self, size: int | None = None) -> None:
-        self._size = size
+    def __init__(self, size: int | None = None, jobs: int = DEFAULT_JOBS) -> None:
+        self._size, self._jobs = size, jobs
 
     def outputs(self, files: Sequence[CopyFile]) -> Outputs:
         """The shards and their members; see `deal`."""
@@ -50,8 +52,10 @@ class Pack:
         return {path: lay_out(path, files).bytes for path, files in outputs.items()}
 
     def scratch(self, outputs: Outputs) -> int:
-        """The bytes of those files that can be on their way at once."""
-        return sum(heapq.nlargest(_ON_THEIR_WAY, (file.bytes for files in outputs.values() for file in files)))
+        """The bytes of those files that can be on their way at once, and those of the index."""
+        files = [file for files in outputs.values() for file in files]
+        index = _INDEX_BYTES + sum(_ROW_BYTES + len(file.path.encode("utf-8", "backslashreplace")) for file in files)
+        return sum(heapq.nlargest(self._jobs, (file.bytes for file in files))) + index
 
     def sink(
         self,
@@ -224,7 +228,7 @@ def look_into(path: str) -> Packed | None:
 
 
 def index(outputs: Outputs) -> bytes:
-    r"""Where each member of all shards lies, as an Arrow file, which can be mapped into memory.
+    r"""Where each member of all shards lies, as Feather (an Arrow file), which can be mapped into memory.
 
     Its columns: `path`, of the source file (a byte of it that is no UTF-8 is written `\udcff`); `sample`, a number that
     the files of one sample share; `shard`; `offset` and `bytes`, of the content in it.
