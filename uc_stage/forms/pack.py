@@ -42,10 +42,14 @@ class Pack:
 
     def __init__(self, size: int | None = None, jobs: int = DEFAULT_JOBS) -> None:
         self._size, self._jobs = size, jobs
+        self._dealt: tuple[Sequence[CopyFile], Outputs] | None = None
 
     def outputs(self, files: Sequence[CopyFile]) -> Outputs:
         """The shards and their members; see `deal`."""
-        return deal(files, self._size)
+        # Asked for more than once of one listing, and not quick for a very long one.
+        if self._dealt is None or self._dealt[0] is not files:
+            self._dealt = files, deal(files, self._size)
+        return self._dealt[1]
 
     def estimate(self, folder: Folder, outputs: Outputs, progress: Progress) -> dict[str, int]:  # noqa: ARG002 - the protocol's
         """The bytes of each shard, exactly."""

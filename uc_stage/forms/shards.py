@@ -130,7 +130,8 @@ def _samples(files: Iterable[CopyFile]) -> list[list[CopyFile]]:
         key = found[1] if found else file.path
         digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest()
         keyed.append((digest, key, file.path, file))
-    keyed.sort(key=lambda item: item[:3])
+    # No two have one path, so that files are never compared.
+    keyed.sort()
     samples = [[item[3] for item in group] for _, group in groupby(keyed, key=lambda item: item[1])]
     for sample in samples:
         if len(sample) > 1 or sample[0].path.endswith(_OWN_FIELDS):
