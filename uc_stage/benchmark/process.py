@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from typing import IO, TYPE_CHECKING
 
 from uc_stage.benchmark.readers import Job, State
+from uc_stage.ipc import is_stream_name
 from uc_stage.model import Measurement
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from uc_stage.benchmark.read
 
 # Map-style loading first writes an uncompressed Arrow copy of everything, which no bound of seconds can hold.
 _HOW = {"hf": "load_dataset(streaming=True).iter(batch_size)"}
+_HOW_MAPPED = {"hf": "load_from_disk(TARGET).iter(batch_size)"}
 
 
 def measure(job: Job, size: int, progress: Progress) -> Measurement:
@@ -139,8 +141,9 @@ def _measurement(job: Job, size: int, state: State, note: str) -> Measurement:
     failed = bool(notes) or (state.ended and not whole)
     if state.ended and not state.error and not whole:
         notes.append(f"an epoch gave {rows} rows of {total}" if rows is not None else f"{passed} bytes of {size}")
-    if job.reader in _HOW:
-        notes.append(_HOW[job.reader])
+    how = _HOW_MAPPED if is_stream_name(job.files[0][0]) else _HOW
+    if job.reader in how:
+        notes.append(how[job.reader])
     return Measurement(
         target=job.target,
         reader=job.reader,

@@ -36,7 +36,8 @@ def run(request: CacheRequest, progress: Progress = SILENT) -> CacheReport:
     """Plans and executes. Raises what `plan` and `execute` raise."""
     began = time.monotonic()
     progress.phase("list", unit="files")
-    report = execute(plan(request, progress), progress)
+    # Of all ranks that ask, the one that copies weighs what it will write, holding the lock.
+    report = execute(_plan(request, None), progress)
     return replace(report, seconds=time.monotonic() - began)
 
 
@@ -50,6 +51,10 @@ def plan(request: CacheRequest, progress: Progress = SILENT) -> CachePlan:
         AccessDenied: the cache folder is a link or another user's.
         NotFound, Unsupported, VerificationFailed, Unavailable: as `open_source`.
     """
+    return _plan(request, progress)
+
+
+def _plan(request: CacheRequest, weighing: Progress | None) -> CachePlan:
     if not request.cache_dir.strip() or (request.dest is not None and not request.dest.strip()):
         flag = "DEST" if request.cache_dir.strip() else "`--cache-dir`"
         raise InvalidRequest(f"{flag} is empty", hint="name a folder, or leave it out")
@@ -64,8 +69,9 @@ def plan(request: CacheRequest, progress: Progress = SILENT) -> CachePlan:
         )
     manifest_id = source.manifest.id if source.manifest else None
     form = form_of(request, source.generation, source.manifest)
-    found = survey(request, source.url, source.generation, manifest_id, source.files, form, progress)
-    if request.check or (found.state == "fresh" and not request.force):
+    weighing = None if request.check else weighing
+    found = survey(request, source.url, source.generation, manifest_id, source.files, form, weighing)
+    if request.check or (found.state == "fresh" and not request.force) or (form and not weighing):
         return found
     place = place_of(request, source.url, source.generation, manifest_id)
     room = look_for_room(request, place, found.bytes, found.bytes_needed)
@@ -89,7 +95,7 @@ def execute(planned: CachePlan, progress: Progress = SILENT) -> CacheReport:
         except NotFound:  # noqa: PERF203 - a copy costs a million times more
             place = place_of(planned.request, planned.source, planned.generation, planned.manifest_id)
             taken = not is_marked(place.partial)
-            newer = plan(planned.request, progress)
+            newer = _plan(planned.request, None)
             # The generation was retired while it was read; or a run that no lock kept apart has published the copy, or
             # somebody removed it. What the source itself lacks stays missing.
             if newer.generation == planned.generation and newer.state != "fresh" and not taken:
@@ -113,12 +119,11 @@ def _execute(planned: CachePlan, progress: Progress, began: float) -> CacheRepor
     with Lock(place.lock) as lock:
         lock.acquire(request.timeout, lambda holder: progress.note(_waiting(holder)))
         lock.tell(at_once=True, rank=read_rank())
-        wanted = planned.source, planned.generation, planned.manifest_id, planned.files
-        current = survey(request, *wanted, form, progress, planned.outputs)
+        current = survey(request, planned.source, planned.generation, planned.manifest_id, planned.files, form)
         if current.state == "fresh" and (not request.force or _stamp(place.path) != before):
             report = _report(current, "unchanged", began)
         else:
-            made = make(current, place, manifest, form, lock, progress)
+            made = make(replace(current, outputs=planned.outputs), place, manifest, form, lock, progress)
             report = replace(
                 _report(current, "done", began),
                 state="fresh",
@@ -169,6 +174,7 @@ def _report(planned: CachePlan, status: Literal["done", "unchanged", "checked"],
         seconds=time.monotonic() - began,
         reason=planned.reason,
         in_memory=planned.in_memory,
+        form=planned.request.form,
     )
 
 

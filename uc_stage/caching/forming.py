@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from uc_stage.caching.places import variant_of
 from uc_stage.errors import InvalidRequest
 from uc_stage.forms.arrow import ArrowForm
 from uc_stage.forms.pack import Pack
+from uc_stage.model import CopyForm
 from uc_stage.storage import open_folder
 from uc_stage.transfer import DEFAULT_JOBS
 
@@ -24,8 +25,10 @@ def form_of(request: CacheRequest, generation: str, manifest: Manifest | None) -
     """The form that is asked for of one generation; None for the source's files as they are.
 
     Raises:
-        InvalidRequest: flags of two forms, or a form that is none for this source.
+        InvalidRequest: there is no such form, flags of two forms, or a form that is none for this source.
     """
+    if request.form not in get_args(CopyForm):
+        raise InvalidRequest(f"there is no form `{request.form}`", hint=f"there are {', '.join(get_args(CopyForm))}")
     if request.pack or request.pack_size is not None:
         return _pack(request, manifest)
     if request.form == "arrow":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from dataclasses import dataclass, replace
@@ -11,18 +12,21 @@ from uc_stage.caching.forming import weigh
 from uc_stage.caching.places import root_of, variant_of
 from uc_stage.caching.room import make_room, needed
 from uc_stage.caching.survey import copies_of, lack_of, record_at
-from uc_stage.errors import InvalidRequest, NoSpace
+from uc_stage.errors import InvalidRequest, NoSpace, Unsupported
 from uc_stage.manifest import CopyRecord
 from uc_stage.publish import CopyPublication, evict, foreign_file, is_marked, now, remove_copy
 from uc_stage.storage import open_folder, space_at
 from uc_stage.transfer import DEFAULT_JOBS, copy_files, hash_files
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from uc_stage.caching.places import Place
-    from uc_stage.forms import Form, FormSink, Outputs
+    from uc_stage.forms import Form, Outputs
     from uc_stage.locks import Lock
     from uc_stage.model import CachePlan, CacheRequest, CopyFile
     from uc_stage.progress import Progress
+    from uc_stage.transfer import Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +56,32 @@ def make(
         publication.clear()
     elif damaged is not None:
         publication.adopt(place.path, damaged)
-    claimed = publication.claimed({path: None if form else files[0] for path, files in outputs.items()})
-    good: list[CopyFile] = []
-    if claimed:
-        shared.phase("verify", total=sum(file.bytes for file in claimed))
-        good = hash_files(place.partial, claimed, jobs, shared)
-        publication.keep(claimed, good)
+    wanted = {path: None if form else files[0] for path, files in outputs.items()}
+    good = _good(publication, wanted, jobs, shared)
     kept = {file.path: file.bytes for file in good}
     lacking = {path: files for path, files in outputs.items() if path not in kept}
     missing = [file for files in lacking.values() for file in files]
     size = sum(file.bytes for file in missing)
     _sweep(request, place, current)
     sizes, scratch = {file.path: file.bytes for file in missing}, 0
-    if form:
-        sizes, scratch = weigh(form, current.source, lacking, current.outputs, shared), form.scratch(lacking)
-    total = sum(sizes.values()) + sum(kept.values())
-    need = needed(request, total, sizes.values(), space_at(place.partial)) + scratch
     try:
+        if form:
+            sizes, scratch = weigh(form, current.source, lacking, current.outputs, shared), form.scratch(lacking)
+        total = sum(sizes.values()) + sum(kept.values())
+        need = needed(request, total, sizes.values(), space_at(place.partial)) + scratch
         evicted = make_room(request, place, total, need, lock, progress)
-    except NoSpace:
+    except (NoSpace, Unsupported):
         if not good:
             publication.drop()
         raise
-    # What is written in another form takes its time, too.
-    shared.phase("copy", total=size + (sum(sizes.values()) if form else 0))
-    sink = form.sink(publication, lacking, sizes, shared) if form else None
-    copied = _fetch(current, missing, publication, sink, shared)
-    if form and sink:
+    if form is None:
+        shared.phase("copy", total=size)
+        copied = _fetch(current, missing, publication, jobs, shared)
+    else:
+        # To write takes its time, too.
+        shared.phase("copy", total=size + sum(sizes.values()))
+        with contextlib.closing(form.sink(publication, lacking, sizes, shared)) as sink:
+            _fetch(current, missing, sink, jobs, shared, sink.takes)
         copied = [*sink.written, *(publication.put(path, data) for path, data in form.beside(outputs))]
         # It names files that are not there.
         manifest = None
@@ -95,26 +98,40 @@ def make(
     return Made(size, sum(kept.values()), evicted, len(files), sum(file.bytes for file in files))
 
 
+def _good(
+    publication: CopyPublication, wanted: Mapping[str, CopyFile | None], jobs: int, progress: Progress
+) -> list[CopyFile]:
+    """What the partial folder holds of the wanted files, each hashed again; all else is removed."""
+    claimed = publication.claimed(wanted)
+    if not claimed:
+        return []
+    progress.phase("verify", total=sum(file.bytes for file in claimed))
+    good = hash_files(publication.partial, claimed, jobs, progress)
+    publication.keep(claimed, good)
+    return good
+
+
 def _fetch(
-    current: CachePlan, files: list[CopyFile], publication: CopyPublication, sink: FormSink | None, progress: Progress
+    current: CachePlan,
+    files: list[CopyFile],
+    sink: Sink,
+    jobs: int,
+    progress: Progress,
+    takes: Callable[[CopyFile], bool] | None = None,
 ) -> list[CopyFile]:
     request = current.request
-    try:
-        return copy_files(
-            open_folder(current.source),
-            files,
-            sink or publication,
-            request.jobs or DEFAULT_JOBS,
-            progress,
-            retries=request.retries,
-            timeout=request.read_timeout,
-            takes=sink.takes if sink else None,
-            # What is made of them must be, and they are gone then.
-            durable=sink is None,
-        )
-    finally:
-        if sink:
-            sink.close()
+    return copy_files(
+        open_folder(current.source),
+        files,
+        sink,
+        jobs,
+        progress,
+        retries=request.retries,
+        timeout=request.read_timeout,
+        takes=takes,
+        # What is made of them must be, and they are gone then.
+        durable=takes is None,
+    )
 
 
 def _refuse_foreign(path: str, record: CopyRecord | None, form: Form | None, outputs: Outputs) -> None:

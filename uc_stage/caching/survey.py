@@ -17,7 +17,7 @@ from uc_stage.publish import read_copy, read_journal
 from uc_stage.storage import space_at, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from uc_stage.forms import Form, Outputs
     from uc_stage.model import CacheRequest, CopyFile, CopyState
@@ -31,12 +31,11 @@ def survey(
     manifest_id: str | None,
     files: tuple[CopyFile, ...],
     form: Form | None,
-    progress: Progress,
-    known: Mapping[str, int] | None = None,
+    weighing: Progress | None = None,
 ) -> CachePlan:
     """What there is of a generation's copy, and what is still to do.
 
-    `known` are the bytes of a form's outputs that were estimated before.
+    The bytes that a form's outputs will have are estimated where somebody is to be told of that: it takes its time.
     """
     place = place_of(request, url, generation, manifest_id)
     refuse_nesting(place.path, url)
@@ -74,8 +73,8 @@ def survey(
     if form and state == "fresh":
         assert record is not None
         total = sum(file.bytes for file in record.files)
-    if form and lacking and not request.check:
-        sizes, scratch = weigh(form, url, lacking, known or {}, progress), form.scratch(lacking)
+    if form and lacking and weighing:
+        sizes, scratch = weigh(form, url, lacking, {}, weighing), form.scratch(lacking)
         total = sum(sizes.values()) + sum(held[path] for path in held if path not in sizes)
     return CachePlan(
         request=request,
@@ -92,7 +91,7 @@ def survey(
         bytes_needed=needed(request, total, sizes.values(), space) + scratch,
         in_memory=space.in_memory,
         file_count=len(record.files) if record is not None and state == "fresh" else len(outputs),
-        outputs=sizes if form else {},
+        outputs=sizes if form and weighing else {},
     )
 
 

@@ -17,7 +17,9 @@ def cache_words(report: CacheReport) -> str:
     what = f"{amount(report.files, 'files')} ({format_size(report.bytes)})"
     if report.status == "unchanged":
         return f"unchanged: the copy of {report.source} is whole: {what}{where}"
-    words = f"copied {report.source}: {what} in {duration(report.seconds)}"
+    made = "" if report.form == "files" else f" as {report.form}"
+    read = f", from {format_size(report.bytes_copied)}" if made else ""
+    words = f"copied {report.source}{made}: {what}{read} in {duration(report.seconds)}"
     if report.seconds:
         words += f", {format_size(report.bytes_copied / report.seconds)}/s"
     if report.bytes_reused:
@@ -32,7 +34,8 @@ def cache_plan(plan: CachePlan) -> list[tuple[str, str]]:
         ("state", plan.state + (f": {plan.reason}" if plan.reason else "")),
         ("source", plan.source),
         ("files", f"{plan.file_count:,}"),
-        ("size", format_size(plan.bytes)),
+        *((("form", plan.request.form),) if plan.request.form != "files" else ()),
+        ("size", f"{'about ' if plan.outputs else ''}{format_size(plan.bytes)}"),
         ("to copy", format_size(plan.bytes_to_copy)),
         ("needed", format_size(plan.bytes_needed)),
         ("free there", format_size(plan.bytes_free) + (" of memory" if plan.in_memory else "")),

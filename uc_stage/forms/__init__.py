@@ -63,7 +63,7 @@ class FormSink(Protocol):
         """Whether the file may be fetched now, which is asked before its first byte; True counts it as begun."""
 
     def close(self) -> None:
-        """Removes what there is of outputs that were not written; nothing comes after it."""
+        """Removes what waits, and has what is being written end in an error, where a run ends before its end."""
 
     @property
     def written(self) -> list[CopyFile]:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from uc_stage.storage import Folder
 
 _BUFFER_BYTES = 1024**2
+# Each holds a row group in memory; more than a disk can take from so many is not to be had.
+_AT_ONCE = 16
 
 _SHARDED = re.compile(r"(?:.*/)?(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*")
 # https://huggingface.co/docs/hub/datasets-file-names-and-splits
@@ -87,8 +89,8 @@ class ArrowForm:
     def sink(
         self, publication: CopyPublication, outputs: Outputs, sizes: Mapping[str, int], progress: Progress
     ) -> OutputSink:
-        """A sink that writes as many Arrow files at once as there are processors."""
-        return OutputSink(publication, outputs, _write, os.cpu_count() or 1, sizes, progress)
+        """A sink that writes as many Arrow files at once as there are processors, or `_AT_ONCE`."""
+        return OutputSink(publication, outputs, _write, min(os.cpu_count() or 1, _AT_ONCE), sizes, progress)
 
     def beside(self, outputs: Outputs) -> Iterator[tuple[str, bytes]]:
         """What `datasets.load_from_disk` reads first: the splits, and of each its files in their order."""
@@ -110,11 +112,7 @@ class ArrowForm:
             yield f"{split}/state.json", json.dumps(state, indent=2).encode()
             # The features are those of the Arrow files.
             yield f"{split}/dataset_info.json", b"{}"
-        yield "dataset_dict.json", json.dumps({"splits": self._order(splits)}).encode()
-
-    def _order(self, splits: Mapping[str, object]) -> list[str]:
-        known = list(dict.fromkeys([*self._splits.values(), *_KEYWORDS.values()]))
-        return sorted(splits, key=lambda name: (known.index(name) if name in known else len(known), name))
+        yield "dataset_dict.json", json.dumps({"splits": sorted(splits, key=_usual_order)}).encode()
 
 
 def named_splits(paths: Sequence[str]) -> dict[str, str]:
@@ -138,6 +136,12 @@ def named_splits(paths: Sequence[str]) -> dict[str, str]:
     return {path: named.get(path, "train") for path in paths}
 
 
+def _usual_order(split: str) -> tuple[int, str]:
+    # A manifest has them in the order of their names.
+    usual = list(dict.fromkeys(_KEYWORDS.values()))
+    return (usual.index(split) if split in usual else len(usual)), split
+
+
 def _largest_first(file: CopyFile) -> int:
     return -file.bytes
 
@@ -153,13 +157,16 @@ def _write(_: str, parts: Sequence[Part], out: BinaryIO) -> None:
 
     (part,) = parts
     rows = 0
-    with understood(part.file.path), pq.ParquetFile(part.here, memory_map=False, pre_buffer=False) as source:
+    options = {"pre_buffer": False, "page_checksum_verification": True}
+    with understood(part.file.path), pq.ParquetFile(part.here, **options) as source:
         schema = loadable(source.schema_arrow, part.file.path)
         with (
             pa.BufferedOutputStream(pa.PythonFile(out, "w"), _BUFFER_BYTES) as buffered,
             pa.ipc.new_stream(buffered, schema) as writer,
         ):
             for batch in source.iter_batches(batch_rows(source.metadata)):
+                # No hash may have been there to compare the file with, and `datasets` checks nothing.
+                batch.validate(full=True)
                 writer.write_batch(batch.cast(schema))
                 rows += batch.num_rows
         if rows != source.metadata.num_rows:

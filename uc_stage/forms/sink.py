@@ -55,6 +55,7 @@ class OutputSink:
         self._waiting = 0
         self._begun: set[str] = set()
         self._here: dict[str, Part] = {}
+        self._closed = threading.Event()
         self.written: list[CopyFile] = []
 
     def temporary(self) -> str:
@@ -94,10 +95,12 @@ class OutputSink:
             self._waiting -= self._size(output)
 
     def close(self) -> None:
-        """Removes the parts of outputs that were not written."""
-        for part in self._here.values():
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(part.here)
+        """Removes the parts that wait, and has the writes of outputs that are under way fail."""
+        self._closed.set()
+        with self._lock:
+            for part in self._here.values():
+                with contextlib.suppress(OSError):
+                    os.unlink(part.here)
 
     def _make(self, output: str, parts: Sequence[Part]) -> CopyFile:
         temporary = self._publication.temporary()
@@ -107,7 +110,7 @@ class OutputSink:
         try:
             with translated(temporary):
                 with HashedFile(LocalFolder(above).create(name), output, told) as file:
-                    shown = _Shown(file, self._progress, self._sizes[output])
+                    shown = _Shown(file, self._closed, self._progress, self._sizes[output])
                     self._write(output, parts, cast("BinaryIO", shown))
                     # Before the file is synced, and after its last byte.
                     file.flush()
@@ -126,6 +129,10 @@ class OutputSink:
         return sum(file.bytes for file in self._outputs[output])
 
 
+class _ClosedError(Exception):
+    """The run that an output was written for has ended."""
+
+
 class _Shown:
     """A file whose bytes the progress is told of as they pass, but of no more than it was told to expect.
 
@@ -134,11 +141,13 @@ class _Shown:
 
     closed = False
 
-    def __init__(self, file: HashedFile, progress: Progress, total: int) -> None:
-        self._file, self._progress, self.left = file, progress, total
+    def __init__(self, file: HashedFile, stopped: threading.Event, progress: Progress, total: int) -> None:
+        self._file, self._stopped, self._progress, self.left = file, stopped, progress, total
 
     def write(self, data: Any) -> int:
         """Writes bytes, and gives their number."""
+        if self._stopped.is_set():
+            raise _ClosedError
         count = self._file.write(data)
         amount = min(count, self.left)
         self.left -= amount

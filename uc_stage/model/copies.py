@@ -152,6 +152,7 @@ class CacheReport:
     reason: str | None = None
     evicted: tuple[str, ...] = ()
     in_memory: bool = False
+    form: CopyForm = "files"
 
 
 @dataclass(frozen=True, slots=True)
