@@ -267,6 +267,8 @@ def test_prune_removes_a_copy_of_shards(tmp_path: Path, images: dict[str, bytes]
 
 def test_the_command_packs_to_a_size(tmp_path: Path, images: dict[str, bytes]) -> None:
     folder, cache = tmp_path / "images", ("--cache-dir", tmp_path / "cache")
+    planned = uc_stage("cache", folder, "--pack", "--dry-run", *cache)
+    assert "form        pack\n" in planned.out
     done = uc_stage("cache", folder, "--pack", "--pack-size", "100kB", *cache)
     assert done.code == 0
     assert members(done.out.strip()) == images

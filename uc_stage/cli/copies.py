@@ -29,12 +29,13 @@ def cache_words(report: CacheReport) -> str:
 
 def cache_plan(plan: CachePlan) -> list[tuple[str, str]]:
     """What `cache` would do, as names and values."""
+    form = "pack" if plan.request.pack else plan.request.form
     return [
         ("copy", plan.path),
         ("state", plan.state + (f": {plan.reason}" if plan.reason else "")),
         ("source", plan.source),
         ("files", f"{plan.file_count:,}"),
-        *((("form", plan.request.form),) if plan.request.form != "files" else ()),
+        *((("form", form),) if form != "files" else ()),
         ("size", f"{'about ' if plan.outputs else ''}{format_size(plan.bytes)}"),
         ("to copy", format_size(plan.bytes_to_copy)),
         ("needed", format_size(plan.bytes_needed)),
