@@ -48,6 +48,8 @@ complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l reserve -x -d 'Sp
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l headroom -x -d 'What a loader will write beside the copy  20GB, or 1.8x its size'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l max-size -x -d 'Most bytes of all copies in the cache folder'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l as -x -a 'files arrow' -d 'Write Parquet as Arrow IPC, which datasets.load_from_disk maps'
+complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l pack -d 'Pack small files into tar shards that WebDataset reads'
+complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l pack-size -x -d 'About how many bytes a shard has; without it, what most trainings can share evenly'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l timeout -x -d 'Longest wait for another process'\''s copy'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l retries -x -d 'Further tries of a read that fails'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l read-timeout -x -d 'A read that takes longer has failed'

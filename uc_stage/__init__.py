@@ -166,6 +166,8 @@ def cache(
     shard: str | tuple[int, int] | None = None,
     force: bool = False,
     form: CopyForm = "files",
+    pack: bool = False,
+    pack_size: int | None = None,
     progress: Progress | None = None,
 ) -> str:
     """Copies an export or a folder to this node's disk, verified, and gives the path, as `uc-stage cache` does.
@@ -189,6 +191,8 @@ def cache(
         shard: copy this node's share alone: its rank and the number of nodes, `0/4` or `(0, 4)`, or `auto`.
         force: copy again what is there already.
         form: `arrow` writes Parquet as Arrow IPC, which `datasets.load_from_disk` memory-maps at once.
+        pack: pack the small files of a folder into tar shards that WebDataset reads.
+        pack_size: about how many bytes a shard has; without it, as many shards as most trainings can share evenly.
         progress: who is told of progress; nobody by default.
 
     Raises:
@@ -218,6 +222,8 @@ def cache(
         exclude=_patterns(exclude),
         shard=parse_shard(shard, "shard"),
         form=form,
+        pack=pack,
+        pack_size=pack_size,
     )
     return caching.run(request, progress or SILENT).path
 

@@ -80,19 +80,21 @@ def copy_files(
     retries: int = 4,
     timeout: float = 60.0,
     takes: Callable[[CopyFile], bool] | None = None,
+    durable: bool = True,
 ) -> list[CopyFile]:
     """Copies files of a folder into a sink and gives them with the time and the hash that each copy has.
 
     A file's own `mtime_ns` and `xxh3_128`, where it has them, are what the source must show. A read that fails, or
     takes longer than `timeout` seconds, is tried again up to `retries` times. `takes` is asked whether a file may be
-    begun, until it may, and the files are begun in their order then; else the largest are first.
+    begun, until it may, and the files are begun in their order then; else the largest are first. A file that is not
+    `durable` comes to the sink without a sync.
 
     Raises:
         VerificationFailed: a file that changed since it was listed or while it was read, or whose bytes are not what
             the manifest says, or no whole Parquet file, also when fetched again. NotFound: one that is gone.
         Unavailable: a read that failed, again and again. NoSpace, AccessDenied: at once.
     """
-    return _Transfer(folder, sink, progress, retries, timeout, takes).run(files, jobs)
+    return _Transfer(folder, sink, progress, retries, timeout, takes, durable).run(files, jobs)
 
 
 def hash_files(folder: str, files: Sequence[CopyFile], jobs: int, progress: Progress) -> list[CopyFile]:
@@ -200,9 +202,10 @@ class _Transfer:
         retries: int,
         timeout: float,
         takes: Callable[[CopyFile], bool] | None,
+        durable: bool,
     ) -> None:
         self._folder, self._sink, self._progress = folder, sink, progress
-        self._retries, self._timeout, self._takes = retries, timeout, takes
+        self._retries, self._timeout, self._takes, self._durable = retries, timeout, takes, durable
         self._crew = Crew()
         # Guards all that follows it, and tells of what came free.
         self._ready = threading.Condition()
@@ -211,6 +214,7 @@ class _Transfer:
         self._begun: deque[_File] = deque()
         self._under_way: set[_File] = set()
         self._copied: list[CopyFile] = []
+        self._refused = False
 
     def run(self, files: Sequence[CopyFile], jobs: int) -> list[CopyFile]:
         # The largest first: what is left at the end should be small.
@@ -272,6 +276,7 @@ class _Transfer:
             self._under_way.add(state)
             self._begun.append(state)
             return state
+        self._refused = self._refused or bool(begins)
         if not self._begun:
             return None
         self._begun.rotate()
@@ -379,7 +384,8 @@ class _Transfer:
         with translated(state.whole):
             if state.mtime_ns is not None:
                 os.utime(state.descriptor, ns=(state.mtime_ns, state.mtime_ns))
-            sync(state.descriptor)
+            if self._durable:
+                sync(state.descriptor)
             mtime_ns = os.fstat(state.descriptor).st_mtime_ns
             state.close()
         file = CopyFile(state.asked.path, state.asked.bytes, mtime_ns, digest)
@@ -387,8 +393,9 @@ class _Transfer:
         with self._ready:
             self._under_way.discard(state)
             self._copied.append(file)
-            if self._takes:
+            if self._refused:
                 # Another may be taken now.
+                self._refused = False
                 self._ready.notify_all()
 
     def _hung(self) -> list[threading.Thread]:

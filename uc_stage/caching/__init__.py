@@ -180,7 +180,6 @@ def _report(planned: CachePlan, status: Literal["done", "unchanged", "checked"],
         reason=planned.reason,
         in_memory=planned.in_memory,
         variant=planned.variant,
-        form=planned.request.form,
     )
 
 

@@ -50,7 +50,7 @@ def make(
     publication = CopyPublication(place.path, place.partial)
     damaged = record_at(place.path, request)
     outputs: Outputs = form.outputs(current.files) if form else {file.path: (file,) for file in current.files}
-    _refuse_foreign(place.path, damaged, outputs)
+    _refuse_foreign(place.path, damaged, form, outputs)
     publication.open(blank)
     if request.force:
         publication.clear()
@@ -129,16 +129,19 @@ def _fetch(
         retries=request.retries,
         timeout=request.read_timeout,
         takes=takes,
+        # What is made of them must be, and they are gone then.
+        durable=takes is None,
     )
 
 
-def _refuse_foreign(path: str, record: CopyRecord | None, outputs: Outputs) -> None:
+def _refuse_foreign(path: str, record: CopyRecord | None, form: Form | None, outputs: Outputs) -> None:
     """Refuses to make a copy anew where somebody put files of their own: they would go with the damaged one."""
     if not os.path.lexists(path):
         return
     if os.path.islink(path) or not os.path.isdir(path) or (os.listdir(path) and not is_marked(path)):
         raise InvalidRequest(f"`{path}` is not uc-stage's", hint="move it away")
-    ours = {*outputs, *(file.path for file in (record.files if record else ()))}
+    beside = [name for name, _ in form.beside(outputs)] if form else []
+    ours = {*outputs, *beside, *(file.path for file in (record.files if record else ()))}
     if (found := foreign_file(path, ours)) is not None:
         raise InvalidRequest(
             f"the copy `{path}` has to be made anew, and holds `{found}`, which uc-stage did not write",

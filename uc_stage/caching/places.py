@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from uc_stage.caching.parts import words_of
 from uc_stage.errors import InvalidRequest
+from uc_stage.forms import shards
 from uc_stage.publish import lock_path
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def variant_of(request: CacheRequest) -> str:
     words = words_of(request)
     if request.form != "files":
         words.append(f"as={request.form}")
+    if request.pack:
+        words += shards.variant(request.pack_size)
     return " ".join(words)
 
 

@@ -86,6 +86,19 @@ def cache(
             "--as", envvar="UC_STAGE_AS", help="Write Parquet as Arrow IPC, which `datasets.load_from_disk` maps."
         ),
     ] = "files",
+    pack: Annotated[
+        bool,
+        typer.Option("--pack", envvar="UC_STAGE_PACK", help="Pack small files into tar shards that WebDataset reads."),
+    ] = False,
+    pack_size: Annotated[
+        str | None,
+        typer.Option(
+            "--pack-size",
+            envvar="UC_STAGE_PACK_SIZE",
+            metavar="SIZE",
+            help="About how many bytes a shard has; without it, what most trainings can share evenly.",
+        ),
+    ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -178,6 +191,8 @@ def cache(
         exclude=tuple(exclude or ()),
         shard=parse_shard(shard, "--shard"),
         form=form,
+        pack=pack,
+        pack_size=None if pack_size is None else parse_size(pack_size, "--pack-size"),
     )
     if dry_run and not check:
         return output.show("cache", caching.plan(request), json=json)

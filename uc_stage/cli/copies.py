@@ -12,17 +12,30 @@ if TYPE_CHECKING:
     from uc_stage.model import CachedCopy, CachePlan, CacheReport, CopiesReport, Holder, PrunePlan
 
 
+# The words of a variant that tell the form, not the part.
+_FORMS = ("as", "pack", "pack-size")
+
+
 def part_words(variant: str) -> str:
-    """The part of its source that a copy holds: `shard 0 of 4, include *.jpg`."""
+    """The part of its source that a copy holds: `shard 0 of 4, include *.jpg`; empty for all of it."""
     words = []
     for name, value in _words(variant):
-        words.append(f"{name} {value.replace('/', ' of ') if name == 'shard' else value}".rstrip())
+        if name not in _FORMS:
+            words.append(f"{name} {value.replace('/', ' of ') if name == 'shard' else value}".rstrip())
     return ", ".join(words)
 
 
+def form_words(variant: str) -> str:
+    """The form of a copy: `arrow`, or `pack`; empty for the source's files as they are."""
+    found = [value if name == "as" else name for name, value in _words(variant) if name in _FORMS]
+    return found[0] if found else ""
+
+
 def flags(variant: str) -> str:
-    """The flags that ask for a part, each after a blank."""
-    return "".join(f" --{name}" + (f" {shlex.quote(value)}" if value else "") for name, value in _words(variant))
+    """The flags that ask for a part and a form, each after a blank."""
+    # The number of the layout is not asked for.
+    words = [(name, "" if name == "pack" else value) for name, value in _words(variant)]
+    return "".join(f" --{name}" + (f" {shlex.quote(value)}" if value else "") for name, value in words)
 
 
 def _words(variant: str) -> list[tuple[str, str]]:
@@ -36,11 +49,12 @@ def _words(variant: str) -> list[tuple[str, str]]:
 def cache_words(report: CacheReport) -> str:
     """What `cache` did."""
     where = ", in memory" if report.in_memory else ""
-    source = report.source + (f" ({part_words(report.variant)})" if report.variant else "")
+    part, form = part_words(report.variant), form_words(report.variant)
+    source = report.source + (f" ({part})" if part else "")
     what = f"{amount(report.files, 'files')} ({format_size(report.bytes)})"
     if report.status == "unchanged":
         return f"unchanged: the copy of {source} is whole: {what}{where}"
-    made = "" if report.form == "files" else f" as {report.form}"
+    made = {"": "", "pack": ", packed"}.get(form, f" as {form}")
     read = f", from {format_size(report.bytes_copied)}" if made else ""
     words = f"copied {source}{made}: {what}{read} in {duration(report.seconds)}"
     if report.seconds:
@@ -52,13 +66,14 @@ def cache_words(report: CacheReport) -> str:
 
 def cache_plan(plan: CachePlan) -> list[tuple[str, str]]:
     """What `cache` would do, as names and values."""
+    part, form = part_words(plan.variant), form_words(plan.variant)
     return [
         ("copy", plan.path),
         ("state", plan.state + (f": {plan.reason}" if plan.reason else "")),
         ("source", plan.source),
-        *((("part", part_words(plan.variant)),) if plan.variant else ()),
+        *((("part", part),) if part else ()),
         ("files", f"{plan.file_count:,}"),
-        *((("form", plan.request.form),) if plan.request.form != "files" else ()),
+        *((("form", form),) if form else ()),
         ("size", f"{'about ' if plan.outputs else ''}{format_size(plan.bytes)}"),
         ("to copy", format_size(plan.bytes_to_copy)),
         ("needed", format_size(plan.bytes_needed)),
@@ -75,12 +90,13 @@ def cache_plan(plan: CachePlan) -> list[tuple[str, str]]:
 def listed(copy: CachedCopy) -> list[tuple[str, str]]:
     """One copy, as names and values."""
     version = f" (version {copy.version})" if copy.version is not None else ""
+    part, form = part_words(copy.variant), form_words(copy.variant)
     return [
         ("partial copy" if copy.kind == "partial" else "copy", copy.path),
         ("  source", copy.source or "unknown: its record is damaged"),
-        *((("  part", part_words(copy.variant)),) if copy.variant else ()),
+        *((("  part", part),) if part else ()),
         ("  generation", (copy.generation or "unknown") + version),
-        *((("  form", copy.variant),) if copy.variant else ()),
+        *((("  form", form),) if form else ()),
         ("  files", f"{copy.files:,}, {format_size(copy.bytes)}"),
         ("  last use", f"{duration(copy.idle_seconds)} ago, {copy.used_at}"),
         ("  held by", ", ".join(_holder(holder) for holder in copy.holders) or "nobody"),

@@ -310,6 +310,10 @@ def _inspect(report: InspectReport) -> None:
         rows.append(
             ("files", f"{report.files:,}, {format_size(report.bytes)}{_spread(report.file_bytes, format_size)}")
         )
+    if report.packed is not None:
+        held = report.packed
+        words = amount(held.files, "files"), amount(held.samples, "samples"), amount(held.shards, "shards")
+        rows.append(("packed", "{} of {} in {}".format(*words)))
     if report.row_groups is not None:
         rows.append(("row groups", f"{report.row_groups:,}"))
         rows.append(("  rows", _spread(report.row_group_rows, "{:,}".format).strip(" ,:") or "-"))

@@ -6,6 +6,8 @@ import statistics
 from typing import TYPE_CHECKING
 
 from uc_stage.errors import InvalidRequest, NotFound
+from uc_stage.forms.pack import look_into
+from uc_stage.forms.shards import is_packed
 from uc_stage.inspection import freshness, wholeness
 from uc_stage.inspection.copies import run as list_copies
 from uc_stage.inspection.verify import Check, verify
@@ -173,6 +175,7 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         verified_detail=detail,
         problems=tuple(problems),
         variant=record.variant if record else "",
+        packed=look_into(found.folder.url) if record and is_packed(record.variant) else None,
     )
 
 

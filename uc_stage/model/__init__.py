@@ -37,7 +37,7 @@ from uc_stage.model.exports import (
     Snapshot,
     Source,
 )
-from uc_stage.model.inspecting import InspectReport, InspectRequest, Problem, Spread, TargetKind
+from uc_stage.model.inspecting import InspectReport, InspectRequest, Packed, Problem, Spread, TargetKind
 from uc_stage.model.measuring import BenchReport, BenchRequest, Measurement, Requirement
 from uc_stage.model.tables import Field, TableRef, read_timestamp
 
@@ -70,6 +70,7 @@ __all__ = [
     "Layout",
     "Loader",
     "Measurement",
+    "Packed",
     "PlannedSplit",
     "Problem",
     "PrunePlan",

@@ -27,6 +27,8 @@ class CacheRequest:
         include, exclude: patterns over the files' relative paths; all files where none is given.
         shard: the rank of the node and the number of nodes that the files are shared out over.
         form: what the copy consists of: the source's files, or Arrow IPC made from Parquet.
+        pack: whether it consists of tar shards that the source's small files are packed into.
+        pack_size: about how many bytes a shard has; None for what suits most trainings.
     """
 
     source: str
@@ -47,6 +49,8 @@ class CacheRequest:
     exclude: tuple[str, ...] = ()
     shard: tuple[int, int] | None = None
     form: CopyForm = "files"
+    pack: bool = False
+    pack_size: int | None = None
 
 
 CopyState = Literal["fresh", "stale", "partial", "absent"]
@@ -156,7 +160,6 @@ class CacheReport:
     evicted: tuple[str, ...] = ()
     in_memory: bool = False
     variant: str = ""
-    form: CopyForm = "files"
 
 
 @dataclass(frozen=True, slots=True)

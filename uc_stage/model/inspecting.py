@@ -42,6 +42,15 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """What the tar shards of a packed copy hold: so many files of the source, in so many of WebDataset's samples."""
+
+    shards: int
+    samples: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
 class InspectReport:
     """What a target is and holds. What a kind of target has no word for is None.
 
@@ -56,6 +65,7 @@ class InspectReport:
         verified: whether every file's bytes match what was recorded; None unless `verify` was asked.
         verified_detail: how many files were checked in which way.
         variant: the part of its source that a copy holds, as its record tells; empty for all of it.
+        packed: what a copy's tar shards hold; None for a copy of another form, or with a broken index.
     """
 
     target: str
@@ -83,3 +93,4 @@ class InspectReport:
     verified_detail: str | None = None
     problems: tuple[Problem, ...] = ()
     variant: str = ""
+    packed: Packed | None = None
