@@ -180,14 +180,14 @@ def test_a_dest_holds_one_part_and_is_not_overwritten_by_another(
 
     assert cache(export, dest=dest, shard=(0, 4)).status == "unchanged"
     checked = cache(export, dest=dest, check=True)
-    assert (checked.state, checked.reason) == ("absent", "there is another part of it: shard=0/4")
+    assert (checked.state, checked.reason) == ("absent", "there is another part or form of it: `shard=0/4`")
     before = tree(made.path)
-    with pytest.raises(InvalidRequest, match=r"holds another part of `.*`: shard=0/4"):
+    with pytest.raises(InvalidRequest, match=r"holds another part or form of `.*`: `shard=0/4`"):
         cache(export, dest=dest, shard=(1, 4), force=True)
     assert tree(dest) == before
     whole = str(tmp_path / "whole")
     cache(export, dest=whole)
-    with pytest.raises(InvalidRequest, match=r"holds another part of `.*`: all"):
+    with pytest.raises(InvalidRequest, match=r"holds another part or form of `.*`: `all its files`"):
         cache(export, dest=whole, shard=(1, 4))
 
 
