@@ -31,6 +31,7 @@ from uc_stage.manifest import COPY_PATH, MANIFEST_PATH, CopyRecord
 from uc_stage.model import CacheReport, CacheRequest, CopyFile
 from uc_stage.publish import CopyPublication, lock_path, read_copy, remove_copy
 from uc_stage.sources import open_source
+from uc_stage.transfer import moving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -843,7 +844,7 @@ def test_a_copys_name_is_one_plain_part_of_a_path(url: str) -> None:
 
 
 def test_the_default_number_of_threads_holds_memory_within_a_quarter_of_a_gigabyte() -> None:
-    assert transfer._BUFFERS * transfer.RANGE_BYTES + transfer.DEFAULT_JOBS * SMALL_BYTES <= 256 * 1024**2
+    assert moving._BUFFERS * transfer.RANGE_BYTES + transfer.DEFAULT_JOBS * SMALL_BYTES <= 256 * 1024**2
 
 
 def test_a_users_file_in_a_copy_is_never_removed(source: str, cache: Callable[..., CacheReport]) -> None:

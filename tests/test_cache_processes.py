@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 _PROJECT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAM = """
 import dataclasses, json, sys
-from uc_stage import caching, transfer
+from uc_stage import caching
 from uc_stage.model import CacheRequest
+from uc_stage.transfer import ranges
 class Notes:
     def phase(self, name, *, total=None, unit="bytes"): print(name, file=sys.stderr, flush=True)
     def advance(self, amount): pass
     def note(self, message): print(message, file=sys.stderr, flush=True)
-transfer.RANGE_BYTES = 64 * 1024
+ranges.RANGE_BYTES = 64 * 1024
 jobs = 4
 exec(sys.argv[3])
 report = caching.run(CacheRequest(sys.argv[1], cache_dir=sys.argv[2], jobs=jobs), Notes())
