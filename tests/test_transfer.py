@@ -307,8 +307,9 @@ def test_an_interrupt_of_the_main_thread_ends_a_copy_that_hangs(volume: Volume, 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
-        while not os.listdir(tmp_path / "there/unnamed") if (tmp_path / "there/unnamed").exists() else True:
+        while not (os.path.exists(f"{volume.control}.reads") and volume.reads("x.bin")):
             assert process.poll() is None
+            time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
 

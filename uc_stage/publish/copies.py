@@ -19,7 +19,7 @@ from uc_stage.errors import InvalidRequest, NotFound
 from uc_stage.locks import alive, identity
 from uc_stage.manifest import COPY_PATH, FOLDER, MANIFEST_PATH, CopyRecord
 from uc_stage.model import CopyFile
-from uc_stage.storage import LocalFolder, sync_folder, translated
+from uc_stage.storage import LocalFolder, sync_all, sync_folder, translated
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -33,7 +33,7 @@ _TEMPORARY = f"{FOLDER}/unnamed"
 def tag_cache(root: str) -> None:
     """Marks a cache folder for what makes backups, by the standard of https://bford.info/cachedir/."""
     text = "Signature: 8a477f597d28d172789f06886806bc55\n# Made by uc-stage; backups may leave this folder out.\n"
-    LocalFolder(root).put("CACHEDIR.TAG", text.encode())
+    LocalFolder(root).put("CACHEDIR.TAG", text.encode(), durable=False)
 
 
 def is_marked(path: str) -> bool:
@@ -139,6 +139,7 @@ class CopyPublication:
         self._lock = threading.Lock()
         self._count = 0
         self._made: set[str] = set()
+        self._journal = -1
         self._me = identity()
 
     def open(self, record: CopyRecord) -> None:
@@ -178,6 +179,7 @@ class CopyPublication:
         """Removes what the partial folder holds, but not its marker."""
         for entry in self._entries():
             self._folder.remove(entry.path)
+        self._close()
         self._folder.remove(_JOURNAL)
 
     def claimed(self, files: Sequence[CopyFile]) -> list[CopyFile]:
@@ -212,7 +214,10 @@ class CopyPublication:
             return self._folder.locate(f"{_TEMPORARY}/{self._me['pid']}-{self._me['started']}-{self._count}")
 
     def accept(self, temporary: str, file: CopyFile) -> None:
-        """Names a file that is whole, checked and durable, and notes its hash before: a named file never lacks it."""
+        """Names a file that is whole and checked, and notes its hash before: a named file never lacks it.
+
+        Its bytes are durable once `commit` gives the copy its name; what a loss of power leaves before is hashed again.
+        """
         whole = self._folder.locate(file.path)
         folder = os.path.dirname(whole)
         with translated(whole):
@@ -229,8 +234,9 @@ class CopyPublication:
             NotFound: a file of the record is not in the partial folder any more.
         """
         if manifest is not None:
-            self._folder.put(MANIFEST_PATH, manifest)
-        self._folder.put(COPY_PATH, record.to_json())
+            self._folder.put(MANIFEST_PATH, manifest, durable=False)
+        self._folder.put(COPY_PATH, record.to_json(), durable=False)
+        self._close()
         self._folder.remove(_JOURNAL)
         self._folder.prune(_TEMPORARY)
         aside = self._aside()
@@ -239,8 +245,8 @@ class CopyPublication:
                 whole = self._folder.locate(file.path)
                 raise NotFound(f"`{whole}` was taken away before the copy was whole", hint="run `cache` again")
         with translated(self.path):
-            for folder in _folders([*(file.path for file in record.files), COPY_PATH]):
-                sync_folder(self._folder.locate(folder))
+            own = [COPY_PATH] if manifest is None else [COPY_PATH, MANIFEST_PATH]
+            sync_all(self.partial, [*(file.path for file in record.files), *own])
             if replace:
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(self.path, aside)
@@ -274,19 +280,16 @@ class CopyPublication:
         # As `dataclasses.asdict`, in a tenth of its time.
         fields = {name: getattr(file, name) for name in CopyFile.__slots__}
         line = json.dumps(fields).encode() + b"\n"
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self._folder.locate(_JOURNAL), flags, 0o600)
-        try:
-            # One write, so that two threads' lines never mix.
-            os.write(descriptor, line)
-        finally:
-            os.close(descriptor)
+        with self._lock:
+            if self._journal < 0:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                self._journal = os.open(self._folder.locate(_JOURNAL), flags, 0o600)
+            # One write, so that two runs' lines never mix.
+            os.write(self._journal, line)
 
-
-def _folders(paths: list[str]) -> set[str]:
-    """All folders above some relative paths, the root `""` among them."""
-    found = {""}
-    for path in paths:
-        while (path := path.rpartition("/")[0]) not in found:
-            found.add(path)
-    return found
+    def _close(self) -> None:
+        """Lets go of the journal: another one may get its name."""
+        with self._lock:
+            if self._journal >= 0:
+                os.close(self._journal)
+                self._journal = -1

@@ -32,7 +32,7 @@ class ArrivingFile:
         self.descriptor = -1
         self.direct = -1
         self.mtime_ns = asked.mtime_ns
-        self.again = False
+        self.seen = self.again = False
         self.restart()
 
     def restart(self) -> None:

@@ -37,6 +37,8 @@ DEFAULT_JOBS = 96
 _BUFFERS = 48
 # So many threads write, hash and sync while as many as the pace allows read.
 _AT_HOME = 32
+# A source whose first reads, so many at once, take no longer than this is near: more of them are tried in time.
+_PROBES, _NEAR_SECONDS = 8, 0.003
 # So many files are fetched in ranges at once: few, since a run that is killed loses those that are not whole yet.
 _FILES_AT_ONCE = 8
 # So soon a thread that waits for work looks up, whatever it was told.
@@ -50,7 +52,7 @@ class Sink(Protocol):
         """A path of this process's own for a file that has no name yet."""
 
     def accept(self, temporary: str, file: CopyFile) -> None:
-        """Names a file that is whole, checked and durable."""
+        """Names a file that is whole and checked; its bytes may be on no disk yet."""
 
 
 def copy_files(
@@ -95,9 +97,10 @@ class _Transfer:
         self._files = (ArrivingFile(file, self._folder.locate(file.path)) for file in ordered)
         self._more = bool(ordered)
         jobs = min(jobs, sum(-(-file.bytes // ranges.RANGE_BYTES) or 1 for file in ordered))
-        self._pace = Pace(max(1, jobs), time.monotonic())
+        self._pace = Pace(max(1, jobs), time.monotonic(), _PROBES)
+        self._probing = True
         self._buffers = Buffers(ranges.RANGE_BYTES, _BUFFERS)
-        self._jobs, self._threads = jobs, min(jobs, self._pace.limit + _AT_HOME)
+        self._jobs, self._threads = jobs, min(jobs, _PROBES)
         try:
             self._crew.run(self._work, self._threads, self._hung)
         finally:
@@ -171,6 +174,9 @@ class _Transfer:
                 hint="the source changed or is damaged: run `cache` again, or export the table again",
             )
         with translated(state.whole):
+            with state.lock:
+                if state.temporary is None:
+                    state.create(self._sink.temporary())
             state.write(view, offset)
         self._progress.advance(length)
         with state.lock:
@@ -191,22 +197,30 @@ class _Transfer:
                 if reader.failed:
                     reader.failed = False
                     self._pace.failed(now)
-                else:
+                elif not self._probe(seconds):
                     self._pace.done(length, seconds, now)
-                if (more := min(self._jobs, self._pace.limit + _AT_HOME) - self._threads) > 0:
-                    self._threads += more
-                    self._crew.grow(more)
-                self._ready.notify(1 + max(0, self._pace.limit - limit))
+                self._grow(limit)
+
+    def _probe(self, seconds: float) -> bool:
+        """Judges by one of the first reads, which has taken so long, whether the source is far; says if it is."""
+        far = self._probing and seconds > _NEAR_SECONDS
+        if far:
+            self._probing = False
+            self._pace.leap(time.monotonic())
+        return far
+
+    def _grow(self, limit: int) -> None:
+        """Wakes and starts threads for what the pace allows now, and did not when it was `limit`."""
+        if (more := min(self._jobs, self._pace.limit + _AT_HOME) - self._threads) > 0 and self._pace.limit > limit:
+            self._threads += more
+            self._crew.grow(more)
+        self._ready.notify(1 + max(0, self._pace.limit - limit))
 
     def _begin(self, state: ArrivingFile, told: Entry | None) -> None:
-        """Refuses a file that shows another size or time than it was listed with, and makes room for a good one."""
+        """Refuses a file that shows another size or time than it was listed with."""
         if told is not None:
-            when = "since it was listed" if state.temporary is None else "while it was read"
-            self._refuse_change(state, told, when)
-            state.mtime_ns = told.mtime_ns
-        if state.temporary is None:
-            with translated(state.whole):
-                state.create(self._sink.temporary())
+            self._refuse_change(state, told, "while it was read" if state.seen else "since it was listed")
+            state.mtime_ns, state.seen = told.mtime_ns, True
 
     def _hash(self, state: ArrivingFile, buffer: memoryview, length: int) -> bool:
         """Hashes the range in the buffer, and those after it that came before it; says if that was the file's end.
@@ -256,7 +270,9 @@ class _Transfer:
         with translated(state.whole):
             if state.mtime_ns is not None:
                 os.utime(state.descriptor, ns=(state.mtime_ns, state.mtime_ns))
-            sync(state.descriptor)
+            if state.direct >= 0:
+                # It has little to write yet; the small ones cost less all at once.
+                sync(state.descriptor)
             mtime_ns = os.fstat(state.descriptor).st_mtime_ns
             state.close()
         file = CopyFile(state.asked.path, state.asked.bytes, mtime_ns, digest)
@@ -273,6 +289,10 @@ class _Transfer:
         """
         found: list[threading.Thread] = []
         with self._ready:
+            limit = self._pace.limit
+            if self._probing and any(reader.waits(_NEAR_SECONDS) for reader in self._readers):
+                self._probe(2 * _NEAR_SECONDS)
+                self._grow(limit)
             for reader in list(self._readers):
                 if (task := reader.lose(self._timeout)) is None:
                     continue

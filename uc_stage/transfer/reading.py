@@ -57,6 +57,12 @@ class Reader:
                 return self._task
         return None
 
+    def waits(self, seconds: float) -> bool:
+        """Whether the call that is under way takes longer."""
+        with contextlib.suppress(IndexError):
+            return time.monotonic() - self._since[-1] > seconds
+        return False
+
     def stat(self) -> Entry:
         """Size and time of the file as they are now."""
         entry = self._persist(lambda: self._folder.stat(self._path))
