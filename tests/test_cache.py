@@ -262,7 +262,9 @@ def test_a_run_killed_after_its_record_goes_on_without_its_journal(
     source: str, cache: Callable[..., CacheReport], tmp_path: Path
 ) -> None:
     whole = cache(source)
-    shutil.move(whole.path, tmp_path / "cache/partial" / os.path.basename(whole.path))
+    shutil.move(
+        whole.path, places.place_of(CacheRequest(source, cache_dir=str(tmp_path / "cache")), source, "", None).partial
+    )
 
     again = cache(source)
 
@@ -273,7 +275,7 @@ def test_a_torn_line_of_the_journal_costs_one_file(
     source: str, cache: Callable[..., CacheReport], tmp_path: Path
 ) -> None:
     request = CacheRequest(source, cache_dir=str(tmp_path / "cache"))
-    partial = caching.plan(request).path.replace("/copies/", "/partial/")
+    partial = places.place_of(request, source, "", None).partial
     shutil.copytree(source, partial)
     publication = CopyPublication(caching.plan(request).path, partial)
     os.makedirs(f"{partial}/.uc_stage")
@@ -282,8 +284,9 @@ def test_a_torn_line_of_the_journal_costs_one_file(
     with open(f"{partial}/{COPY_PATH}", "wb") as file:
         file.write(record.to_json())
     publication.open(record)
+    mtime = os.stat(f"{source}/a.bin").st_mtime_ns
     (line,) = [
-        {"path": "a.bin", "bytes": 200_000, "mtime_ns": None, "xxh3_128": digest(f"{source}/a.bin")},
+        {"path": "a.bin", "bytes": 200_000, "mtime_ns": mtime, "xxh3_128": digest(f"{source}/a.bin")},
     ]
     with open(f"{partial}/.uc_stage/journal.jsonl", "w", encoding="utf-8") as file:
         file.write(json.dumps(line) + '\n{"path": "cats/b.bin", "byt')
@@ -599,7 +602,7 @@ def test_a_race_for_the_name_that_is_lost_to_a_broken_copy_replaces_it(
 
 def test_a_partial_folder_that_is_not_ours_is_left_alone(source: str, tmp_path: Path) -> None:
     request = CacheRequest(source, cache_dir=str(tmp_path / "cache"))
-    partial = tmp_path / "cache/partial" / os.path.basename(caching.plan(request).path)
+    partial = Path(places.place_of(request, source, "", None).partial)
     partial.mkdir(parents=True)
     os.chmod(tmp_path / "cache", 0o700)
     (partial / "theirs").write_bytes(b"1")

@@ -151,7 +151,7 @@ class TestSmallDisk:
         monkeypatch.setattr(reading, "_RETRY_SECONDS", (60.0,))
 
         with pytest.raises(NoSpace, match="No space left"):
-            caching.run(request)
+            caching.execute(caching.plan(request))
         os.unlink(f"{disk}/other")
 
         assert caching.plan(request).state == "partial"

@@ -35,11 +35,11 @@ class Made:
 def make(current: CachePlan, place: Place, manifest: bytes | None, lock: Lock, progress: Progress) -> Made:
     """Makes the copy, holding its lock."""
     request, jobs = current.request, current.request.jobs or DEFAULT_JOBS
-    shared = _Shared(progress, lock)
+    shared = Shared(progress, lock)
     blank = CopyRecord(current.source, current.generation, current.manifest_id, now(), (), variant_of(request))
     publication = CopyPublication(place.path, place.partial)
     damaged = record_at(place.path, request)
-    _refuse_foreign(place.path, damaged, current.files)
+    refuse_foreign(place.path, damaged, current.files)
     publication.open(blank)
     if request.force:
         publication.clear()
@@ -54,7 +54,7 @@ def make(current: CachePlan, place: Place, manifest: bytes | None, lock: Lock, p
     kept = {file.path for file in good}
     missing = [file for file in current.files if file.path not in kept]
     size = sum(file.bytes for file in missing)
-    _sweep(request, place, current.source)
+    sweep(request, place, current.source)
     need = needed(request, current.bytes, missing, space_at(place.partial))
     try:
         evicted = make_room(request, place, current.bytes, need, lock, progress)
@@ -74,17 +74,30 @@ def make(current: CachePlan, place: Place, manifest: bytes | None, lock: Lock, p
     )
     files = tuple(sorted([*good, *copied], key=lambda file: file.path))
     record = replace(blank, created_at=now(), files=files)
-    instead = damaged is not None
-    while not publication.commit(record, manifest, replace=instead):
-        # A run that no lock kept apart was quicker.
-        if lack_of(place.path, record_at(place.path, request), replace(record, files=current.files)) is None:
-            publication.drop()
-            break
-        instead = True
+    publish(publication, place, request, record, manifest, current.files, instead=damaged is not None)
     return Made(size, sum(file.bytes for file in good), evicted)
 
 
-def _refuse_foreign(path: str, record: CopyRecord | None, files: tuple[CopyFile, ...]) -> None:
+def publish(
+    publication: CopyPublication,
+    place: Place,
+    request: CacheRequest,
+    record: CopyRecord,
+    manifest: bytes | None,
+    files: tuple[CopyFile, ...],
+    *,
+    instead: bool,
+) -> None:
+    """Gives a copy that is whole its name, in place of what has it where that is to be, or is no copy of `files`."""
+    while not publication.commit(record, manifest, replace=instead):
+        # A run that no lock kept apart was quicker.
+        if lack_of(place.path, record_at(place.path, request), replace(record, files=files)) is None:
+            publication.drop()
+            break
+        instead = True
+
+
+def refuse_foreign(path: str, record: CopyRecord | None, files: tuple[CopyFile, ...]) -> None:
     """Refuses to make a copy anew where somebody put files of their own: they would go with the damaged one."""
     if not os.path.lexists(path):
         return
@@ -98,7 +111,7 @@ def _refuse_foreign(path: str, record: CopyRecord | None, files: tuple[CopyFile,
         )
 
 
-def _sweep(request: CacheRequest, place: Place, url: str) -> None:
+def sweep(request: CacheRequest, place: Place, url: str) -> None:
     """Removes partial copies of other generations of the source that nobody works on any more."""
     above, name = os.path.split(place.partial)
     prefix = name.rpartition("-")[0] + "-"
@@ -113,24 +126,35 @@ def _sweep(request: CacheRequest, place: Place, url: str) -> None:
         evict(root_of(request), folder)
 
 
-class _Shared:
+class Shared:
     """Progress that those who wait for the lock can read, too."""
 
     def __init__(self, progress: Progress, lock: Lock) -> None:
         self._progress, self._holder = progress, lock
         self._counting = threading.Lock()
-        self._done, self._total = 0, 0
+        self.done, self._total = 0, 0
 
     def phase(self, name: str, *, total: int | None = None, unit: str = "bytes") -> None:
-        self._done, self._total = 0, total or 0
+        """As `Progress.phase`."""
+        self.done, self._total = 0, total or 0
         self._holder.tell(at_once=True, done=0, total=self._total)
         self._progress.phase(name, total=total, unit=unit)
 
-    def advance(self, amount: int) -> None:
+    def know(self, total: int) -> None:
+        """Tells of how much a phase is that began without that."""
         with self._counting:
-            self._done += amount
-            self._holder.tell(done=self._done, total=self._total)
-        self._progress.advance(amount)
+            self._total = total
+            self._holder.tell(at_once=True, done=self.done, total=total)
+            self._progress.phase("copy", total=total)
+            self._progress.advance(self.done)
+
+    def advance(self, amount: int) -> None:
+        """As `Progress.advance`."""
+        with self._counting:
+            self.done += amount
+            self._holder.tell(done=self.done, total=self._total)
+            self._progress.advance(amount)
 
     def note(self, message: str) -> None:
+        """As `Progress.note`."""
         self._progress.note(message)

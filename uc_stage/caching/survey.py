@@ -12,7 +12,7 @@ from uc_stage.caching.room import needed
 from uc_stage.errors import InvalidRequest, StageError, VerificationFailed
 from uc_stage.manifest import CopyRecord
 from uc_stage.model import CachePlan
-from uc_stage.publish import read_copy, read_journal
+from uc_stage.publish import is_same, read_copy, read_journal
 from uc_stage.storage import space_at, translated
 
 if TYPE_CHECKING:
@@ -134,8 +134,12 @@ def _is_there(path: str, file: CopyFile) -> bool:
 
 def _held(path: str, noted: tuple[CopyFile, ...], files: tuple[CopyFile, ...]) -> set[str]:
     """Those of `files` that a folder holds, as far as sizes and times tell."""
-    wanted = {file.path for file in files}
-    return {file.path for file in noted if file.path in wanted and _is_there(path, file)}
+    wanted = {file.path: file for file in files}
+    return {
+        file.path
+        for file in noted
+        if (asked := wanted.get(file.path)) is not None and is_same(asked, file) and _is_there(path, file)
+    }
 
 
 def _bytes(files: tuple[CopyFile, ...], paths: set[str]) -> int:

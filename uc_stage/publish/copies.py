@@ -84,6 +84,15 @@ def read_journal(partial: str) -> dict[str, CopyFile]:
     return found
 
 
+def is_same(asked: CopyFile, noted: CopyFile) -> bool:
+    """Whether a file that was noted in a copy is the one that is asked for, as far as hash or size and time tell."""
+    if asked.bytes != noted.bytes:
+        return False
+    if asked.xxh3_128 is not None:
+        return asked.xxh3_128 == noted.xxh3_128
+    return asked.mtime_ns in (None, noted.mtime_ns)
+
+
 def remove_copy(path: str) -> None:
     """Removes a folder that `cache` made, its marker last.
 
@@ -137,7 +146,7 @@ class CopyPublication:
         self.path, self.partial = path, partial
         self._folder = LocalFolder(partial)
         self._lock = threading.Lock()
-        self._count = 0
+        self._count = self._named = 0
         self._made: set[str] = set()
         self._journal = -1
         self._me = identity()
@@ -191,7 +200,7 @@ class CopyPublication:
         journal = read_journal(self.partial)
         for entry in entries:
             file, noted = wanted.get(entry.path), journal.get(entry.path)
-            if file and noted and file.bytes == entry.bytes and file.xxh3_128 in (None, noted.xxh3_128):
+            if file and noted and file.bytes == entry.bytes and is_same(file, noted):
                 found.append(noted)
             else:
                 self._folder.remove(entry.path)
@@ -226,6 +235,18 @@ class CopyPublication:
                 self._made.add(folder)
             self._note(file)
             os.rename(temporary, whole)
+        with self._lock:
+            self._named += file.bytes
+
+    def taken(self) -> int:
+        """The bytes of the files that this run has named, and of those that it has begun."""
+        found, mine = self._named, f"{self._me['pid']}-{self._me['started']}-"
+        for name in os.listdir(self._folder.locate(_TEMPORARY)):
+            if name.startswith(mine):
+                # One that got its name meanwhile counts as if it had yet to come.
+                with contextlib.suppress(FileNotFoundError):
+                    found += os.stat(self._folder.locate(f"{_TEMPORARY}/{name}")).st_size
+        return found
 
     def commit(self, record: CopyRecord, manifest: bytes | None, *, replace: bool) -> bool:
         """Gives the copy its name; says False where the name is taken, unless it is to `replace` what is there.

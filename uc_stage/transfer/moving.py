@@ -8,10 +8,12 @@ Memory is bounded by `_BUFFERS` of `RANGE_BYTES`, and a small buffer a thread.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from uc_stage.buffers import SMALL_BYTES, Buffers
@@ -26,7 +28,7 @@ from uc_stage.transfer.checking import is_parquet
 from uc_stage.transfer.reading import HungError, Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from uc_stage.progress import Progress
     from uc_stage.storage import Entry, Folder
@@ -57,7 +59,7 @@ class Sink(Protocol):
 
 def copy_files(
     folder: Folder,
-    files: Sequence[CopyFile],
+    files: Iterable[CopyFile],
     sink: Sink,
     jobs: int,
     progress: Progress,
@@ -68,7 +70,8 @@ def copy_files(
     """Copies files of a folder into a sink and gives them with the time and the hash that each copy has.
 
     A file's own `mtime_ns` and `xxh3_128`, where it has them, are what the source must show. A read that fails, or
-    takes longer than `timeout` seconds, is tried again up to `retries` times.
+    takes longer than `timeout` seconds, is tried again up to `retries` times. What is no sequence is read by one of the
+    threads while the others copy what it gave: a listing that goes on, and may raise errors of its own.
 
     Raises:
         VerificationFailed: a file that changed since it was listed or while it was read, or whose bytes are not what
@@ -87,16 +90,24 @@ class _Transfer:
         self._ready = threading.Condition()
         self._reading = 0
         self._readers: set[Reader] = set()
+        # Files that nobody has begun, by size and turn; whether there are more to come; and those of which some ranges
+        # are left.
+        self._waiting: list[tuple[int, int, CopyFile]] = []
+        self._turn = 0
+        self._more = False
         self._begun: deque[ArrivingFile] = deque()
         self._under_way: set[ArrivingFile] = set()
         self._copied: list[CopyFile] = []
 
-    def run(self, files: Sequence[CopyFile], jobs: int) -> list[CopyFile]:
-        # The largest first: what is left at the end should be small.
-        ordered = sorted(files, key=lambda file: -file.bytes)
-        self._files = (ArrivingFile(file, self._folder.locate(file.path)) for file in ordered)
-        self._more = bool(ordered)
-        jobs = min(jobs, sum(-(-file.bytes // ranges.RANGE_BYTES) or 1 for file in ordered))
+    def run(self, files: Iterable[CopyFile], jobs: int) -> list[CopyFile]:
+        self._feed: Iterable[CopyFile] | None = None
+        if isinstance(files, Sequence):
+            self._offer(files)
+            jobs = min(jobs, sum(-(-file.bytes // ranges.RANGE_BYTES) or 1 for file in files))
+        else:
+            self._feed, self._more = files, True
+            # Another one reads what is to come.
+            jobs += 1
         self._pace = Pace(max(1, jobs), time.monotonic(), _PROBES)
         self._probing = True
         self._buffers = Buffers(ranges.RANGE_BYTES, _BUFFERS)
@@ -109,6 +120,7 @@ class _Transfer:
         return self._copied
 
     def _work(self) -> None:
+        self._read_feed()
         reader = Reader(self._folder, self._crew.stopped, self._retries)
         with self._ready:
             self._readers.add(reader)
@@ -124,10 +136,32 @@ class _Transfer:
                 self._readers.discard(reader)
                 self._ready.notify_all()
 
+    def _read_feed(self) -> None:
+        """Offers what is to come, as it comes; the first thread does."""
+        with self._ready:
+            feed, self._feed = self._feed, None
+        if feed is None:
+            return
+        for file in feed:
+            if self._crew.stopped.is_set():
+                return
+            self._offer([file])
+        with self._ready:
+            self._more = False
+            self._ready.notify_all()
+
+    def _offer(self, files: Iterable[CopyFile]) -> None:
+        """Lets files be copied, the largest first: what is left at the end should be small."""
+        with self._ready:
+            for file in files:
+                self._turn += 1
+                heapq.heappush(self._waiting, (-file.bytes, self._turn, file))
+                self._ready.notify()
+
     def _next(self, reader: Reader) -> tuple[ArrivingFile, int, int, memoryview] | None:
         """The next range and a buffer for it, once the pace allows it; None where there is none any more."""
         with self._ready:
-            while not self._crew.stopped.is_set() and (self._begun or self._more):
+            while not self._crew.stopped.is_set() and (self._begun or self._waiting or self._more):
                 if self._reading < self._pace.limit and (state := self._choose(reader.state)):
                     offset, length = state.parts[0]
                     # Ranges get their buffers in the order in which they are hashed: the first is never without.
@@ -146,12 +180,12 @@ class _Transfer:
         """The file that the thread has open, else a new one, else one that others are at."""
         if last is not None and last in self._begun:
             return last
-        if self._more and len(self._begun) < _FILES_AT_ONCE:
-            if (state := next(self._files, None)) is not None:
-                self._under_way.add(state)
-                self._begun.append(state)
-                return state
-            self._more = False
+        if self._waiting and len(self._begun) < _FILES_AT_ONCE:
+            file = heapq.heappop(self._waiting)[2]
+            state = ArrivingFile(file, self._folder.locate(file.path))
+            self._under_way.add(state)
+            self._begun.append(state)
+            return state
         if not self._begun:
             return None
         self._begun.rotate()
