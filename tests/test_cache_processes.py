@@ -188,7 +188,7 @@ def test_killed_at_any_instant_the_path_is_absent_or_complete_and_a_run_goes_on(
     assert any(reused)
 
 
-@pytest.mark.parametrize("step", ["note", "rename", "put", "sync_folder", "commit"])
+@pytest.mark.parametrize("step", ["note", "rename", "put", "sync_all", "sync_folder", "commit"])
 def test_killed_at_each_step_of_publication_a_run_goes_on_from_what_is_good(step: str, tmp_path: Path) -> None:
     source, root = str(tmp_path / "orders"), str(tmp_path / "cache")
     make_export(source, files=5)
@@ -196,7 +196,8 @@ def test_killed_at_each_step_of_publication_a_run_goes_on_from_what_is_good(step
         "note": ("publish.CopyPublication", "_note", 3),
         "rename": ("os", "rename", 4),
         "put": ("storage.LocalFolder", "put", 4),
-        "sync_folder": ("publish.copies", "sync_folder", 2),
+        "sync_all": ("publish.copies", "sync_all", 1),
+        "sync_folder": ("publish.copies", "sync_folder", 1),
         "commit": ("publish.copies", "remove_copy", 1),
     }
     owner, name, count = names[step]

@@ -96,8 +96,9 @@ def _begin_early(request: CacheRequest, source: PlainFolder, progress: Progress)
     prepare_root(root_of(request))
     with Lock(place.lock) as lock, contextlib.ExitStack() as stack:
         _acquire(lock, request, progress)
-        if plan_early(request, source) is None:
-            # Another process has made a copy meanwhile, or began to.
+        planned = plan_early(request, source)
+        if planned is None or planned.state != "absent":
+            # There is a copy now, or what a run that ended has left of one.
             return None
         lock.tell(at_once=True, rank=read_rank())
 

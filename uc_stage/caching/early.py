@@ -31,7 +31,8 @@ _STEP_BYTES = 256 * 1024**2
 def plan_early(request: CacheRequest, plain: PlainFolder) -> CachePlan | None:
     """The plan of a copy whose generation and files are not known yet; None where the listing has to come first.
 
-    It has to where not all of the folder is copied as it is, or something of it is here; a URL's comes in one piece.
+    It has to where not all of the folder is copied as it is, or a copy of it is here; a URL's comes in one piece. With
+    the state `partial` another process may be at it, or has left what is to be hashed again.
     """
     if request.check or request.force or variant_of(request) or not isinstance(plain.folder, LocalFolder):
         return None
@@ -39,7 +40,7 @@ def plan_early(request: CacheRequest, plain: PlainFolder) -> CachePlan | None:
         # A DEST holds a copy, of this generation or of another one.
         return None
     found = survey(request, plain.folder.url, "", None, ())
-    return found if found.state == "absent" else None
+    return found if found.state in ("absent", "partial") else None
 
 
 class EarlyCopy:
