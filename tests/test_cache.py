@@ -31,6 +31,7 @@ from uc_stage.manifest import COPY_PATH, MANIFEST_PATH, CopyRecord
 from uc_stage.model import CacheReport, CacheRequest, CopyFile
 from uc_stage.publish import CopyPublication, lock_path, read_copy, remove_copy
 from uc_stage.sources import open_source
+from uc_stage.transfer import moving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -261,7 +262,9 @@ def test_a_run_killed_after_its_record_goes_on_without_its_journal(
     source: str, cache: Callable[..., CacheReport], tmp_path: Path
 ) -> None:
     whole = cache(source)
-    shutil.move(whole.path, tmp_path / "cache/partial" / os.path.basename(whole.path))
+    shutil.move(
+        whole.path, places.place_of(CacheRequest(source, cache_dir=str(tmp_path / "cache")), source, "", None).partial
+    )
 
     again = cache(source)
 
@@ -272,7 +275,7 @@ def test_a_torn_line_of_the_journal_costs_one_file(
     source: str, cache: Callable[..., CacheReport], tmp_path: Path
 ) -> None:
     request = CacheRequest(source, cache_dir=str(tmp_path / "cache"))
-    partial = caching.plan(request).path.replace("/copies/", "/partial/")
+    partial = places.place_of(request, source, "", None).partial
     shutil.copytree(source, partial)
     publication = CopyPublication(caching.plan(request).path, partial)
     os.makedirs(f"{partial}/.uc_stage")
@@ -281,8 +284,9 @@ def test_a_torn_line_of_the_journal_costs_one_file(
     with open(f"{partial}/{COPY_PATH}", "wb") as file:
         file.write(record.to_json())
     publication.open(record)
+    mtime = os.stat(f"{source}/a.bin").st_mtime_ns
     (line,) = [
-        {"path": "a.bin", "bytes": 200_000, "mtime_ns": None, "xxh3_128": digest(f"{source}/a.bin")},
+        {"path": "a.bin", "bytes": 200_000, "mtime_ns": mtime, "xxh3_128": digest(f"{source}/a.bin")},
     ]
     with open(f"{partial}/.uc_stage/journal.jsonl", "w", encoding="utf-8") as file:
         file.write(json.dumps(line) + '\n{"path": "cats/b.bin", "byt')
@@ -598,7 +602,7 @@ def test_a_race_for_the_name_that_is_lost_to_a_broken_copy_replaces_it(
 
 def test_a_partial_folder_that_is_not_ours_is_left_alone(source: str, tmp_path: Path) -> None:
     request = CacheRequest(source, cache_dir=str(tmp_path / "cache"))
-    partial = tmp_path / "cache/partial" / os.path.basename(caching.plan(request).path)
+    partial = Path(places.place_of(request, source, "", None).partial)
     partial.mkdir(parents=True)
     os.chmod(tmp_path / "cache", 0o700)
     (partial / "theirs").write_bytes(b"1")
@@ -843,7 +847,7 @@ def test_a_copys_name_is_one_plain_part_of_a_path(url: str) -> None:
 
 
 def test_the_default_number_of_threads_holds_memory_within_a_quarter_of_a_gigabyte() -> None:
-    assert transfer._BUFFERS * transfer.RANGE_BYTES + transfer.DEFAULT_JOBS * SMALL_BYTES <= 256 * 1024**2
+    assert moving._BUFFERS * transfer.RANGE_BYTES + transfer.DEFAULT_JOBS * SMALL_BYTES <= 256 * 1024**2
 
 
 def test_a_users_file_in_a_copy_is_never_removed(source: str, cache: Callable[..., CacheReport]) -> None:

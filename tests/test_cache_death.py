@@ -1,4 +1,4 @@
-"""Copies killed by SIGKILL at every change that they make to the disk, one by one, and what the next run makes of it."""
+"""Copies killed by SIGKILL at each change that they make to the disk, and what the next run makes of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from uc_stage.model import CacheRequest
 from pathlib import Path
 
 source, root, options, before = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
-transfer.RANGE_BYTES = 64 * 1024
+transfer.ranges.RANGE_BYTES = 64 * 1024
 request = CacheRequest(source, cache_dir=root, jobs=2, **options)
 given = tree(source)
 

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 _PROJECT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAM = """
 import dataclasses, json, sys
-from uc_stage import caching, transfer
+from uc_stage import caching
 from uc_stage.model import CacheRequest
+from uc_stage.transfer import ranges
 class Notes:
     def phase(self, name, *, total=None, unit="bytes"): print(name, file=sys.stderr, flush=True)
     def advance(self, amount): pass
     def note(self, message): print(message, file=sys.stderr, flush=True)
-transfer.RANGE_BYTES = 64 * 1024
+ranges.RANGE_BYTES = 64 * 1024
 jobs = 4
 exec(sys.argv[3])
 report = caching.run(CacheRequest(sys.argv[1], cache_dir=sys.argv[2], jobs=jobs), Notes())
@@ -187,7 +188,7 @@ def test_killed_at_any_instant_the_path_is_absent_or_complete_and_a_run_goes_on(
     assert any(reused)
 
 
-@pytest.mark.parametrize("step", ["note", "rename", "put", "sync_folder", "commit"])
+@pytest.mark.parametrize("step", ["note", "rename", "put", "sync_all", "sync_folder", "commit"])
 def test_killed_at_each_step_of_publication_a_run_goes_on_from_what_is_good(step: str, tmp_path: Path) -> None:
     source, root = str(tmp_path / "orders"), str(tmp_path / "cache")
     make_export(source, files=5)
@@ -195,7 +196,8 @@ def test_killed_at_each_step_of_publication_a_run_goes_on_from_what_is_good(step
         "note": ("publish.CopyPublication", "_note", 3),
         "rename": ("os", "rename", 4),
         "put": ("storage.LocalFolder", "put", 4),
-        "sync_folder": ("publish.copies", "sync_folder", 2),
+        "sync_all": ("publish.copies", "sync_all", 1),
+        "sync_folder": ("publish.copies", "sync_folder", 1),
         "commit": ("publish.copies", "remove_copy", 1),
     }
     owner, name, count = names[step]

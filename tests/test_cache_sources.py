@@ -12,10 +12,11 @@ import pytest
 
 from tests.fixtures.exports import make_export
 from tests.test_cache import digest, leftovers, tree
-from uc_stage import caching, transfer
+from uc_stage import caching
 from uc_stage.errors import InvalidRequest, NoSpace, NotFound, Unavailable, Unsupported, VerificationFailed
 from uc_stage.model import CacheReport, CacheRequest
 from uc_stage.sources import open_source
+from uc_stage.transfer import reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "_RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(reading, "_RETRY_SECONDS", (0.01, 0.01))
 
 
 @pytest.fixture
@@ -147,10 +148,10 @@ class TestSmallDisk:
                 file.write(os.urandom(1_000_000 - index))
         volume.fault("0", run=f"head -c 2500000 /dev/zero > {disk}/other", times=1)
         request = CacheRequest(volume.mount, cache_dir=f"{disk}/cache", jobs=1)
-        monkeypatch.setattr(transfer, "_RETRY_SECONDS", (60.0,))
+        monkeypatch.setattr(reading, "_RETRY_SECONDS", (60.0,))
 
         with pytest.raises(NoSpace, match="No space left"):
-            caching.run(request)
+            caching.execute(caching.plan(request))
         os.unlink(f"{disk}/other")
 
         assert caching.plan(request).state == "partial"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from uc_stage.errors import AccessDenied, NotFound, Unavailable, Unsupported, VerificationFailed
-from uc_stage.storage import LocalFolder, RemoteFolder, open_folder, sync
+from uc_stage.storage import LocalFolder, RemoteFolder, durable, open_folder, sync, sync_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -230,3 +230,24 @@ def test_a_mount_without_fsync_is_no_error() -> None:
     finally:
         os.close(reading)
         os.close(writing)
+
+
+@pytest.mark.parametrize(("name", "value"), [("_SYNCED_AS_A_WHOLE", set()), ("_TELLS_SINCE", (99, 0))])
+def test_files_are_synced_one_by_one_where_all_at_once_cannot_be_relied_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/1").write_bytes(b"1")
+    (tmp_path / "2").write_bytes(b"2")
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(durable, name, value)
+    sync_all(str(tmp_path), ["a/b/1", "2"])
+
+    assert sorted(synced) == [".", "2", "a", "a/b", "a/b/1"]

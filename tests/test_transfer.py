@@ -15,12 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uc_stage import transfer
 from uc_stage.errors import AccessDenied, NotFound, Unavailable, VerificationFailed
 from uc_stage.model import CopyFile
 from uc_stage.progress import SILENT
 from uc_stage.storage import open_folder
-from uc_stage.transfer import copy_files, hash_files, is_parquet, split
+from uc_stage.transfer import copy_files, hash_files, is_parquet, ranges, reading, split
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,8 +65,8 @@ def shelf(tmp_path: Path) -> Shelf:
 
 @pytest.fixture(autouse=True)
 def _small_ranges_and_short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "RANGE_BYTES", 64 * 1024)
-    monkeypatch.setattr(transfer, "_RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 64 * 1024)
+    monkeypatch.setattr(reading, "_RETRY_SECONDS", (0.01, 0.01))
 
 
 def digest(data: bytes) -> str:
@@ -297,7 +296,7 @@ def test_an_interrupt_of_the_main_thread_ends_a_copy_that_hangs(volume: Volume, 
     volume.fault("x.bin", run="sleep 60", times=1)
     program = (
         "import sys\n"
-        "from uc_stage import transfer; transfer._JOIN_SECONDS = 0.5\n"
+        "from uc_stage import crew; crew._JOIN_SECONDS = 0.5\n"
         "from tests.test_transfer import *\n"
         "folder = open_folder(sys.argv[1])\n"
         "files = [CopyFile(e.path, e.bytes, e.mtime_ns) for e in folder.entries()]\n"
@@ -308,8 +307,9 @@ def test_an_interrupt_of_the_main_thread_ends_a_copy_that_hangs(volume: Volume, 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
-        while not os.listdir(tmp_path / "there/unnamed") if (tmp_path / "there/unnamed").exists() else True:
+        while not (os.path.exists(f"{volume.control}.reads") and volume.reads("x.bin")):
             assert process.poll() is None
+            time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
 

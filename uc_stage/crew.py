@@ -16,6 +16,8 @@ _Result = TypeVar("_Result")
 _JOIN_SECONDS = 5.0
 # So often it is asked which threads hang.
 _WATCH_SECONDS = 0.2
+# The first looks are soon after the begin: what reads show there decides on how many there are to be.
+_FIRST_WATCH_SECONDS = 0.004
 
 
 def join(threads: Iterable[threading.Thread], deadline: float | None = None) -> bool:
@@ -70,12 +72,14 @@ class Crew:
         self._work = work
         threads = self._threads
         lost: set[threading.Thread] = set()
+        pause = _FIRST_WATCH_SECONDS
         try:
             self.grow(jobs)
             # The list grows meanwhile.
             for thread in threads:
                 while thread.is_alive() and thread not in lost and not self.stopped.is_set():
-                    thread.join(_WATCH_SECONDS)
+                    thread.join(pause)
+                    pause = min(2 * pause, _WATCH_SECONDS)
                     found = hung()
                     lost.update(found)
                     self.grow(len(found))

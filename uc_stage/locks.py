@@ -178,9 +178,9 @@ class Lock:
             record = json.dumps(self._state).encode()
             os.pwrite(self._descriptor, record.ljust(_RECORD_BYTES), 0)
 
-    def reserve(self, size: int, device: int) -> None:
-        """Lets others know at once that the holder will write `size` bytes on a device, of which `done` are written."""
-        self.tell(at_once=True, reserved=size, device=device, done=0)
+    def reserve(self, size: int, device: int, done: int = 0) -> None:
+        """Lets others know at once that the holder will write `size` bytes on a device beside those that are `done`."""
+        self.tell(at_once=True, reserved=size + done, device=device, done=done)
 
     def close(self) -> None:
         """Lets go of the lock, also where a child process inherited the descriptor."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 _FIRST = 64
+# Where each read waits for a round trip, most of them cost nothing but patience.
+_FAR = 96
 # A round is so long at least: what a shorter one tells is chance.
 _ROUND_SECONDS = 0.1
 # What a raise has to bring to be kept, and the growth of a read's time without one that is taken for a queue's.
@@ -20,9 +22,9 @@ class Pace:
     and takes back what did not, gives up a quarter where reads take much longer than they did, and halves on failures.
     """
 
-    def __init__(self, most: int, now: float) -> None:
+    def __init__(self, most: int, now: float, first: int = _FIRST) -> None:
         self._most = most
-        self.limit = min(most, _FIRST)
+        self.limit = min(most, first)
         self._before, self._rate = self.limit, 0.0
         self._climbing = True
         self._seconds = 0.0
@@ -36,6 +38,12 @@ class Pace:
         self._count += 1
         if self._count >= self.limit and now - self._since >= _ROUND_SECONDS:
             self._judge(now)
+
+    def leap(self, now: float) -> None:
+        """Begins anew with as many reads as a source that is far away takes well."""
+        self.limit = self._before = min(self._most, _FAR)
+        self._rate = self._seconds = 0.0
+        self._begin(now)
 
     def failed(self, now: float) -> None:
         """Halves on a failure (EIO, a refusal for too many requests, a stall); those of one moment count once."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from uc_stage.caching.early import EarlyCopy, plan_early
 from uc_stage.caching.forming import form_of
 from uc_stage.caching.making import make
 from uc_stage.caching.parts import part_of
@@ -21,13 +23,15 @@ from uc_stage.model import CachePlan, CacheReport
 from uc_stage.progress import SILENT
 from uc_stage.publish import is_marked, prepare_root, refuse_unsafe_root
 from uc_stage.ranks import read_rank
-from uc_stage.sources import open_source
+from uc_stage.sources import PlainFolder, find_source
 from uc_stage.storage import open_folder
 
 if TYPE_CHECKING:
+    from uc_stage.caching.making import Made
     from uc_stage.caching.places import Place
     from uc_stage.model import CacheRequest
     from uc_stage.progress import Progress
+    from uc_stage.sources import CopySource
 
 # So often a copy is begun that others take away.
 _TRIES = 5
@@ -37,8 +41,10 @@ def run(request: CacheRequest, progress: Progress = SILENT) -> CacheReport:
     """Plans and executes. Raises what `plan` and `execute` raise."""
     began = time.monotonic()
     progress.phase("list", unit="files")
+    source = _look(request)
+    report = _begin_early(request, source, progress) if isinstance(source, PlainFolder) else None
     # Of all ranks that ask, the one that copies weighs what it will write, holding the lock.
-    report = execute(_plan(request, None), progress)
+    report = report or execute(_plan(request, source, None), progress)
     return replace(report, seconds=time.monotonic() - began)
 
 
@@ -52,22 +58,30 @@ def plan(request: CacheRequest, progress: Progress = SILENT) -> CachePlan:
         AccessDenied: the cache folder is a link or another user's.
         NotFound: no file is chosen. NotFound, Unsupported, VerificationFailed, Unavailable: as `open_source`.
     """
-    return _plan(request, progress)
+    return _plan(request, _look(request), progress)
 
 
-def _plan(request: CacheRequest, weighing: Progress | None) -> CachePlan:
+def _look(request: CacheRequest) -> CopySource | PlainFolder:
+    """Refuses what cannot be, and finds the source."""
     if not request.cache_dir.strip() or (request.dest is not None and not request.dest.strip()):
         flag = "DEST" if request.cache_dir.strip() else "`--cache-dir`"
         raise InvalidRequest(f"{flag} is empty", hint="name a folder, or leave it out")
     if request.timeout is not None and not request.timeout >= 0:
         raise InvalidRequest(f"`--timeout {request.timeout}` is no time to wait", hint="give 0 or more seconds")
     refuse_unsafe_root(root_of(request))
-    source = open_source(request.source)
-    if "://" not in source.url and is_in(root_of(request), source.url):
+    source = find_source(request.source)
+    url = source.folder.url if isinstance(source, PlainFolder) else source.url
+    if "://" not in url and is_in(root_of(request), url):
         raise InvalidRequest(
-            f"the cache folder `{root_of(request)}` lies in its source `{source.url}`",
+            f"the cache folder `{root_of(request)}` lies in its source `{url}`",
             hint="choose another one with `--cache-dir`",
         )
+    return source
+
+
+def _plan(request: CacheRequest, source: CopySource | PlainFolder, weighing: Progress | None) -> CachePlan:
+    if isinstance(source, PlainFolder):
+        source = source.listed(source.files())
     manifest_id = source.manifest.id if source.manifest else None
     files = part_of(request, source)
     form = form_of(request, source.generation, source.manifest)
@@ -78,6 +92,34 @@ def _plan(request: CacheRequest, weighing: Progress | None) -> CachePlan:
     place = place_of(request, source.url, source.generation, manifest_id)
     room = look_for_room(request, place, found.bytes, found.bytes_needed)
     return replace(found, evictions=room.evictions, bytes_lacking=room.lacking)
+
+
+def _begin_early(request: CacheRequest, source: PlainFolder, progress: Progress) -> CacheReport | None:
+    """Copies a plain folder while it is listed; None where that cannot be, and the listing has to come first."""
+    began = time.monotonic()
+    if (planned := plan_early(request, source)) is None:
+        return None
+    # Its path is of no generation yet; the folder that becomes the copy, and the lock, are right.
+    place = place_of(request, planned.source, planned.generation, None)
+    prepare_root(root_of(request))
+    with Lock(place.lock) as lock, contextlib.ExitStack() as stack:
+        _acquire(lock, request, progress)
+        planned = plan_early(request, source)
+        if planned is None or planned.state != "absent":
+            # There is a copy now, or what a run that ended has left of one.
+            return None
+        lock.tell(at_once=True, rank=read_rank())
+
+        def own(place: Place) -> None:
+            _take_own(place, stack, request, progress)
+
+        try:
+            current, place, made = EarlyCopy(planned, source, place, lock, own, progress).make()
+        except NotFound:
+            # A file went away, or the whole partial folder: what there is now is to be listed.
+            return None
+        report = _made(current, made, began)
+        return report if _hold(request, place) else None
 
 
 def execute(planned: CachePlan, progress: Progress = SILENT) -> CacheReport:
@@ -97,7 +139,7 @@ def execute(planned: CachePlan, progress: Progress = SILENT) -> CacheReport:
         except NotFound:  # noqa: PERF203 - a copy costs a million times more
             place = place_of(planned.request, planned.source, planned.generation, planned.manifest_id)
             taken = not is_marked(place.partial)
-            newer = _plan(planned.request, None)
+            newer = _plan(planned.request, _look(planned.request), None)
             # The generation was retired while it was read; or a run that no lock kept apart has published the copy, or
             # somebody removed it. What the source itself lacks stays missing.
             if newer.generation == planned.generation and newer.state != "fresh" and not taken:
@@ -118,26 +160,41 @@ def _execute(planned: CachePlan, progress: Progress, began: float) -> CacheRepor
     form = form_of(request, planned.generation, told)
     prepare_root(root_of(request))
     before = _stamp(place.path)
-    with Lock(place.lock) as lock:
-        lock.acquire(request.timeout, lambda holder: progress.note(_waiting(holder)))
+    with Lock(place.lock) as lock, contextlib.ExitStack() as stack:
+        _acquire(lock, request, progress)
         lock.tell(at_once=True, rank=read_rank())
+        _take_own(place, stack, request, progress)
         current = survey(request, planned.source, planned.generation, planned.manifest_id, planned.files, form)
         if current.state == "fresh" and (not request.force or _stamp(place.path) != before):
             report = _report(current, "unchanged", began)
         else:
             made = make(replace(current, outputs=planned.outputs), place, manifest, form, lock, progress)
-            report = replace(
-                _report(current, "done", began),
-                state="fresh",
-                files=made.files,
-                bytes=made.bytes,
-                bytes_copied=made.copied,
-                bytes_reused=made.reused,
-                evicted=made.evicted,
-            )
+            report = _made(current, made, began)
         if _hold(request, place):
             return report
     raise NotFound(f"the copy `{place.path}` was removed as soon as it was there", hint="run `cache` again")
+
+
+def _acquire(lock: Lock, request: CacheRequest, progress: Progress) -> None:
+    lock.acquire(request.timeout, lambda holder: progress.note(_waiting(holder)))
+
+
+def _take_own(place: Place, stack: contextlib.ExitStack, request: CacheRequest, progress: Progress) -> None:
+    """Takes the lock of the copy's path, too, where that is another one: nobody removes it before it is held."""
+    if place.own != place.lock:
+        _acquire(stack.enter_context(Lock(place.own)), request, progress)
+
+
+def _made(current: CachePlan, made: Made, began: float) -> CacheReport:
+    return replace(
+        _report(current, "done", began),
+        state="fresh",
+        files=made.files,
+        bytes=made.bytes,
+        bytes_copied=made.copied,
+        bytes_reused=made.reused,
+        evicted=made.evicted,
+    )
 
 
 def _hold(request: CacheRequest, place: Place) -> bool:
@@ -194,6 +251,8 @@ def _stamp(path: str) -> tuple[int, int] | None:
 
 def _waiting(holder: dict[str, Any]) -> str:
     who, done, total = describe(holder), holder.get("done"), holder.get("total")
-    if not isinstance(done, int) or not isinstance(total, int) or total <= 0:
+    if not isinstance(done, int) or not isinstance(total, int) or max(done, total) <= 0:
         return f"waiting for {who}, which makes this copy"
+    if total <= 0:
+        return f"waiting for {who}, which makes this copy: {done / 1e6:.1f} MB so far"
     return f"waiting for {who}, which makes this copy: {done / 1e6:.1f} of {total / 1e6:.1f} MB"

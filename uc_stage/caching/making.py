@@ -45,12 +45,12 @@ def make(
 ) -> Made:
     """Makes the copy, holding its lock."""
     request, jobs = current.request, current.request.jobs or DEFAULT_JOBS
-    shared = _Shared(progress, lock)
+    shared = Shared(progress, lock)
     blank = CopyRecord(current.source, current.generation, current.manifest_id, now(), (), variant_of(request))
     publication = CopyPublication(place.path, place.partial)
     damaged = record_at(place.path, request)
     outputs: Outputs = form.outputs(current.files) if form else {file.path: (file,) for file in current.files}
-    _refuse_foreign(place.path, damaged, form, outputs)
+    refuse_foreign(place.path, damaged, form, outputs)
     publication.open(blank)
     if request.force:
         publication.clear()
@@ -62,7 +62,7 @@ def make(
     lacking = {path: files for path, files in outputs.items() if path not in kept}
     missing = [file for files in lacking.values() for file in files]
     size = sum(file.bytes for file in missing)
-    _sweep(request, place, current)
+    sweep(request, place, current)
     sizes, scratch = {file.path: file.bytes for file in missing}, 0
     try:
         if form:
@@ -87,14 +87,7 @@ def make(
         manifest = None
     files = tuple(sorted([*good, *copied], key=lambda file: file.path))
     record = replace(blank, created_at=now(), files=files)
-    instead = damaged is not None
-    while not publication.commit(record, manifest, replace=instead):
-        # A run that no lock kept apart was quicker.
-        there = record_at(place.path, request)
-        if lack_of(place.path, there, replace(record, files=current.files), outputs if form else None) is None:
-            publication.drop()
-            break
-        instead = True
+    publish(publication, place, request, record, manifest, outputs, form, instead=damaged is not None)
     return Made(size, sum(kept.values()), evicted, len(files), sum(file.bytes for file in files))
 
 
@@ -134,7 +127,28 @@ def _fetch(
     )
 
 
-def _refuse_foreign(path: str, record: CopyRecord | None, form: Form | None, outputs: Outputs) -> None:
+def publish(
+    publication: CopyPublication,
+    place: Place,
+    request: CacheRequest,
+    record: CopyRecord,
+    manifest: bytes | None,
+    outputs: Outputs,
+    form: Form | None,
+    *,
+    instead: bool,
+) -> None:
+    """Gives a copy that is whole its name, in place of what has it where that is to be, or is no such copy."""
+    asked = replace(record, files=tuple(file for files in outputs.values() for file in files))
+    while not publication.commit(record, manifest, replace=instead):
+        # A run that no lock kept apart was quicker.
+        if lack_of(place.path, record_at(place.path, request), asked, outputs if form else None) is None:
+            publication.drop()
+            break
+        instead = True
+
+
+def refuse_foreign(path: str, record: CopyRecord | None, form: Form | None, outputs: Outputs) -> None:
     """Refuses to make a copy anew where somebody put files of their own: they would go with the damaged one."""
     if not os.path.lexists(path):
         return
@@ -149,7 +163,7 @@ def _refuse_foreign(path: str, record: CopyRecord | None, form: Form | None, out
         )
 
 
-def _sweep(request: CacheRequest, place: Place, current: CachePlan) -> None:
+def sweep(request: CacheRequest, place: Place, current: CachePlan) -> None:
     """Removes partial copies of other generations of the source that nobody works on any more."""
     above, name = os.path.split(place.partial)
     prefix = name.rpartition("-")[0] + "-"
@@ -165,24 +179,35 @@ def _sweep(request: CacheRequest, place: Place, current: CachePlan) -> None:
             evict(root_of(request), folder)
 
 
-class _Shared:
+class Shared:
     """Progress that those who wait for the lock can read, too."""
 
     def __init__(self, progress: Progress, lock: Lock) -> None:
         self._progress, self._holder = progress, lock
         self._counting = threading.Lock()
-        self._done, self._total = 0, 0
+        self.done, self._total = 0, 0
 
     def phase(self, name: str, *, total: int | None = None, unit: str = "bytes") -> None:
-        self._done, self._total = 0, total or 0
+        """As `Progress.phase`."""
+        self.done, self._total = 0, total or 0
         self._holder.tell(at_once=True, done=0, total=self._total)
         self._progress.phase(name, total=total, unit=unit)
 
-    def advance(self, amount: int) -> None:
+    def know(self, total: int) -> None:
+        """Tells of how much a phase is that began without that."""
         with self._counting:
-            self._done += amount
-            self._holder.tell(done=self._done, total=self._total)
-        self._progress.advance(amount)
+            self._total = total
+            self._holder.tell(at_once=True, done=self.done, total=total)
+            self._progress.phase("copy", total=total)
+            self._progress.advance(self.done)
+
+    def advance(self, amount: int) -> None:
+        """As `Progress.advance`."""
+        with self._counting:
+            self.done += amount
+            self._holder.tell(done=self.done, total=self._total)
+            self._progress.advance(amount)
 
     def note(self, message: str) -> None:
+        """As `Progress.note`."""
         self._progress.note(message)

@@ -20,26 +20,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one generation's copy goes: its path, the folder that becomes it, and the lock of the two."""
+    """Where one generation's copy goes.
+
+    Attributes:
+        path: the copy's.
+        partial: the folder that becomes it. All generations of a plain folder that is copied whole have one, since it
+            is filled before the listing that names the generation is whole; a file in it counts where the listing still
+            shows its time.
+        lock: whose holder may make a copy out of `partial`.
+        own: the lock of `path`, which whoever removes the copy takes; often the same.
+    """
 
     path: str
     partial: str
     lock: str
+    own: str
 
 
 def place_of(request: CacheRequest, url: str, generation: str, manifest_id: str | None) -> Place:
     """The place of the copy of one generation of a source."""
     root = root_of(request)
-    identity = json.dumps([url, generation, manifest_id, variant_of(request)]).encode()
-    digest = hashlib.sha256(identity).hexdigest()[:12]
+    variant = variant_of(request)
+    digest = _digest(url, generation, manifest_id, variant)
+    filled = digest if manifest_id is not None or variant else _digest(url, None, None, variant)
     if request.dest is None:
-        name = f"{name_of(url)}-{digest}"
-        path, partial = f"{root}/copies/{name}", f"{root}/partial/{name}"
+        path, partial = f"{root}/copies/{name_of(url)}-{digest}", f"{root}/partial/{name_of(url)}-{filled}"
+        lock = lock_path(root, f"{root}/copies/{os.path.basename(partial)}")
     else:
         path = os.path.abspath(os.path.expanduser(request.dest))
         above, name = os.path.split(path)
-        partial = os.path.join(above, f".{name}.uc-stage-{digest}")
-    return Place(path, partial, lock_path(root, path))
+        partial = os.path.join(above, f".{name}.uc-stage-{filled}")
+        lock = lock_path(root, path)
+    return Place(path, partial, lock, lock_path(root, path))
+
+
+def _digest(*identity: str | None) -> str:
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
 
 
 def variant_of(request: CacheRequest) -> str:

@@ -74,10 +74,27 @@ def look_for_room(request: CacheRequest, place: Place, total: int, need: int, *,
     return Room(space.free, promised, max(over, 0), 0, tuple(evictions))
 
 
+def take_room(request: CacheRequest, place: Place, total: int, need: int, lock: Lock, done: int) -> bool:
+    """Reserves room as `make_room` does, where nothing has to go for it; says whether it did.
+
+    Raises:
+        Busy: the wait for others that make room ran out.
+    """
+    with Lock(space_lock_path(root_of(request))) as counting:
+        counting.acquire(request.timeout, lambda _: None)
+        room = look_for_room(request, place, total, need)
+        if room.lacking > 0 or room.evictions:
+            return False
+        lock.reserve(need, space_at(place.partial).device, done)
+    return True
+
+
 def make_room(
-    request: CacheRequest, place: Place, total: int, need: int, lock: Lock, progress: Progress
+    request: CacheRequest, place: Place, total: int, need: int, lock: Lock, progress: Progress, done: int = 0
 ) -> tuple[str, ...]:
     """Makes room for a copy and reserves it in the name of its lock's holder; gives the paths that had to go.
+
+    `done` bytes of the copy are written and not in `need`.
 
     One process at a time counts and takes: two copies that fit one by one cannot both count on the same bytes.
 
@@ -100,7 +117,7 @@ def make_room(
             if room.lacking > 0:
                 raise _full(request, place, total, need, room)
             if not room.evictions:
-                lock.reserve(need, space_at(place.partial).device)
+                lock.reserve(need, space_at(place.partial).device, done)
                 return tuple(gone)
             oldest = room.evictions[0]
             if why := evict(root, oldest.path):

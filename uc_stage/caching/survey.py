@@ -13,11 +13,11 @@ from uc_stage.caching.room import needed
 from uc_stage.errors import InvalidRequest, StageError, VerificationFailed
 from uc_stage.manifest import CopyRecord
 from uc_stage.model import CachePlan
-from uc_stage.publish import read_copy, read_journal
+from uc_stage.publish import is_same, read_copy, read_journal
 from uc_stage.storage import space_at, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from uc_stage.forms import Form, Outputs
     from uc_stage.model import CacheRequest, CopyFile, CopyState
@@ -43,6 +43,7 @@ def survey(
         _refuse_taken(place.path, url)
     record = record_at(place.path, request)
     outputs: Outputs = form.outputs(files) if form else {file.path: (file,) for file in files}
+    asked = {path: None if form else parts[0] for path, parts in outputs.items()}
     total = sum(file.bytes for file in files)
     held: dict[str, int] = {}
     wanted = CopyRecord(url, generation, manifest_id, "", files, variant_of(request))
@@ -53,10 +54,10 @@ def survey(
         held = {file.path: file.bytes for file in record.files}
     elif record is not None and _what(record) == _what(wanted):
         state, reason = "partial", f"the copy is damaged: {lack}"
-        held = _held(place.path, record.files, outputs)
+        held = _held(place.path, record.files, asked)
     elif read_copy(place.partial) is not None:
         noted = tuple(read_journal(place.partial).values())
-        held = _held(place.partial, noted, outputs)
+        held = _held(place.partial, noted, asked)
         done = sum(file.bytes for path in held for file in outputs[path])
         state, reason = "partial", f"{done} of {total} bytes are copied"
     elif record is not None and (record.generation, record.manifest_id) == (generation, manifest_id):
@@ -183,9 +184,18 @@ def _is_there(path: str, file: CopyFile) -> bool:
     return stat.S_ISREG(found.st_mode) and (found.st_size, found.st_mtime_ns) == (file.bytes, file.mtime_ns)
 
 
-def _held(path: str, noted: tuple[CopyFile, ...], wanted: Collection[str]) -> dict[str, int]:
-    """The wanted files that a folder holds, as far as sizes and times tell, with their bytes."""
-    return {file.path: file.bytes for file in noted if file.path in wanted and _is_there(path, file)}
+def _held(path: str, noted: tuple[CopyFile, ...], wanted: Mapping[str, CopyFile | None]) -> dict[str, int]:
+    """The wanted files that a folder holds, as far as sizes and times tell, with their bytes.
+
+    What is wanted at a path is a file of the source, or None for what is made of several.
+    """
+    return {
+        file.path: file.bytes
+        for file in noted
+        if file.path in wanted
+        and ((asked := wanted[file.path]) is None or is_same(asked, file))
+        and _is_there(path, file)
+    }
 
 
 def _other(request: CacheRequest, wanted: CopyRecord) -> CopyRecord | None:

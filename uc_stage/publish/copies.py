@@ -20,7 +20,7 @@ from uc_stage.errors import InvalidRequest, NotFound
 from uc_stage.locks import alive, identity
 from uc_stage.manifest import COPY_PATH, FOLDER, MANIFEST_PATH, CopyRecord
 from uc_stage.model import CopyFile
-from uc_stage.storage import LocalFolder, sync_folder, translated
+from uc_stage.storage import LocalFolder, sync_all, sync_folder, translated
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +36,7 @@ _DERIVED = re.compile(r"cache-.*\.arrow|tmp[a-z0-9_]{8}")
 def tag_cache(root: str) -> None:
     """Marks a cache folder for what makes backups, by the standard of https://bford.info/cachedir/."""
     text = "Signature: 8a477f597d28d172789f06886806bc55\n# Made by uc-stage; backups may leave this folder out.\n"
-    LocalFolder(root).put("CACHEDIR.TAG", text.encode())
+    LocalFolder(root).put("CACHEDIR.TAG", text.encode(), durable=False)
 
 
 def is_marked(path: str) -> bool:
@@ -85,6 +85,15 @@ def read_journal(partial: str) -> dict[str, CopyFile]:
                 file = CopyFile(**json.loads(line))
                 found[file.path] = file
     return found
+
+
+def is_same(asked: CopyFile, noted: CopyFile) -> bool:
+    """Whether a file that was noted in a copy is the one that is asked for, as far as hash or size and time tell."""
+    if asked.bytes != noted.bytes:
+        return False
+    if asked.xxh3_128 is not None:
+        return asked.xxh3_128 == noted.xxh3_128
+    return asked.mtime_ns in (None, noted.mtime_ns)
 
 
 def remove_copy(path: str) -> None:
@@ -152,8 +161,9 @@ class CopyPublication:
         self.path, self.partial = path, partial
         self._folder = LocalFolder(partial)
         self._lock = threading.Lock()
-        self._count = 0
+        self._count = self._named = 0
         self._made: set[str] = set()
+        self._journal = -1
         self._me = identity()
 
     def open(self, record: CopyRecord) -> None:
@@ -193,6 +203,7 @@ class CopyPublication:
         """Removes what the partial folder holds, but not its marker."""
         for entry in self._entries():
             self._folder.remove(entry.path)
+        self._close()
         self._folder.remove(_JOURNAL)
 
     def claimed(self, wanted: Mapping[str, CopyFile | None]) -> list[CopyFile]:
@@ -207,7 +218,7 @@ class CopyPublication:
         for entry in entries:
             noted = journal.get(entry.path) if entry.path in wanted else None
             file = wanted.get(entry.path) or noted
-            if file and noted and file.bytes == entry.bytes and file.xxh3_128 in (None, noted.xxh3_128):
+            if file and noted and file.bytes == entry.bytes and is_same(file, noted):
                 found.append(noted)
             else:
                 self._folder.remove(entry.path)
@@ -230,7 +241,10 @@ class CopyPublication:
             return self._folder.locate(f"{_TEMPORARY}/{self._me['pid']}-{self._me['started']}-{self._count}")
 
     def accept(self, temporary: str, file: CopyFile) -> None:
-        """Names a file that is whole, checked and durable, and notes its hash before: a named file never lacks it."""
+        """Names a file that is whole and checked, and notes its hash before: a named file never lacks it.
+
+        Its bytes are durable once `commit` gives the copy its name; what a loss of power leaves before is hashed again.
+        """
         whole = self._folder.locate(file.path)
         folder = os.path.dirname(whole)
         with translated(whole):
@@ -239,6 +253,18 @@ class CopyPublication:
                 self._made.add(folder)
             self._note(file)
             os.rename(temporary, whole)
+        with self._lock:
+            self._named += file.bytes
+
+    def taken(self) -> int:
+        """The bytes of the files that this run has named, and of those that it has begun."""
+        found, mine = self._named, f"{self._me['pid']}-{self._me['started']}-"
+        for name in os.listdir(self._folder.locate(_TEMPORARY)):
+            if name.startswith(mine):
+                # One that got its name meanwhile counts as if it had yet to come.
+                with contextlib.suppress(FileNotFoundError):
+                    found += os.stat(self._folder.locate(f"{_TEMPORARY}/{name}")).st_size
+        return found
 
     def put(self, path: str, data: bytes) -> CopyFile:
         """Names a small file of the copy that is none of the source's."""
@@ -255,8 +281,9 @@ class CopyPublication:
             NotFound: a file of the record is not in the partial folder any more.
         """
         if manifest is not None:
-            self._folder.put(MANIFEST_PATH, manifest)
-        self._folder.put(COPY_PATH, record.to_json())
+            self._folder.put(MANIFEST_PATH, manifest, durable=False)
+        self._folder.put(COPY_PATH, record.to_json(), durable=False)
+        self._close()
         self._folder.remove(_JOURNAL)
         self._folder.prune(_TEMPORARY)
         aside = self._aside()
@@ -265,8 +292,8 @@ class CopyPublication:
                 whole = self._folder.locate(file.path)
                 raise NotFound(f"`{whole}` was taken away before the copy was whole", hint="run `cache` again")
         with translated(self.path):
-            for folder in _folders([*(file.path for file in record.files), COPY_PATH]):
-                sync_folder(self._folder.locate(folder))
+            own = [COPY_PATH] if manifest is None else [COPY_PATH, MANIFEST_PATH]
+            sync_all(self.partial, [*(file.path for file in record.files), *own])
             if replace:
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(self.path, aside)
@@ -301,19 +328,16 @@ class CopyPublication:
         # As `dataclasses.asdict`, in a tenth of its time.
         fields = {name: getattr(file, name) for name in CopyFile.__slots__}
         line = json.dumps(fields).encode() + b"\n"
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self._folder.locate(_JOURNAL), flags, 0o600)
-        try:
-            # One write, so that two threads' lines never mix.
-            os.write(descriptor, line)
-        finally:
-            os.close(descriptor)
+        with self._lock:
+            if self._journal < 0:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                self._journal = os.open(self._folder.locate(_JOURNAL), flags, 0o600)
+            # One write, so that two runs' lines never mix.
+            os.write(self._journal, line)
 
-
-def _folders(paths: list[str]) -> set[str]:
-    """All folders above some relative paths, the root `""` among them."""
-    found = {""}
-    for path in paths:
-        while (path := path.rpartition("/")[0]) not in found:
-            found.add(path)
-    return found
+    def _close(self) -> None:
+        """Lets go of the journal: another one may get its name."""
+        with self._lock:
+            if self._journal >= 0:
+                os.close(self._journal)
+                self._journal = -1

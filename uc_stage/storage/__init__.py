@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 
+from uc_stage.storage.durable import sync, sync_all, sync_folder
 from uc_stage.storage.folder import Entry, Folder, Ranges, translated
-from uc_stage.storage.local import TEMPORARY_SUFFIX, LocalFolder, go_direct, sync, sync_folder
+from uc_stage.storage.local import TEMPORARY_SUFFIX, LocalFolder, go_direct
 from uc_stage.storage.remote import RemoteFolder
 from uc_stage.storage.space import Space, space_at
 
@@ -25,6 +26,7 @@ __all__ = [
     "open_folder",
     "space_at",
     "sync",
+    "sync_all",
     "sync_folder",
     "table_around",
     "translated",

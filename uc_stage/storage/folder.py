@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
@@ -90,10 +89,15 @@ class Ranges(Protocol):
         """Lets go of the file."""
 
 
-@contextlib.contextmanager
-def translated(where: str) -> Iterator[None]:
+class translated:  # noqa: N801 - it is used as a function; as a generator it would cost more than what it guards
     """Turns what an operating system raises into a `StageError` that names `where`."""
-    try:
-        yield
-    except OSError as error:
-        raise from_os_error(error, where) from error
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, OSError):
+            raise from_os_error(error, self._where) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import functools
 import os
@@ -15,6 +14,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from uc_stage.errors import StageError, Unsupported, VerificationFailed
+from uc_stage.storage.durable import sync, sync_folder
 from uc_stage.storage.folder import Entry, translated
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class LocalFolder:
 
     def __init__(self, path: str) -> None:
         self.url = os.path.abspath(os.path.expanduser(path))
+        self._above = os.path.join(self.url, "")
 
     def exists(self) -> bool:
         """Whether the folder is there."""
@@ -151,28 +152,30 @@ class LocalFolder:
 
     def locate(self, path: str) -> str:
         """The file's absolute path."""
-        return os.path.join(self.url, path)
+        return f"{self._above}{path}"
 
     def open(self, path: str) -> BinaryIO:
         """Opens a file for reading, refusing a link that leads out of the folder."""
         with translated(self.locate(path)):
-            return open(self._descriptor(path), "rb")
+            return open(self._descriptor(path)[0], "rb")
 
     def ranges(self, path: str, *, once: bool = False) -> Ranges:
         """Opens a file for reading ranges of it, refusing a link that leads out of the folder."""
         with translated(self.locate(path)):
-            return _LocalRanges(path, self.locate(path), self._descriptor(path), once=once)
+            return _LocalRanges(path, self.locate(path), *self._descriptor(path), once=once)
 
-    def _descriptor(self, path: str) -> int:
+    def _descriptor(self, path: str) -> tuple[int, os.stat_result]:
+        """A descriptor for reading, and what the file looked like just before."""
         whole = self.locate(path)
         # What the name leads to is found in one step, and looked at before it is opened: a pipe would wait for its
         # writer, and another user may change a link at any time.
         found = os.open(whole, os.O_PATH | os.O_CLOEXEC)
         try:
             _refuse_way_out(whole, os.readlink(f"/proc/self/fd/{found}"), self._root)
-            if not stat.S_ISREG(os.fstat(found).st_mode):
+            shown = os.fstat(found)
+            if not stat.S_ISREG(shown.st_mode):
                 raise Unsupported(f"`{whole}` is not a file", hint="move it away")
-            return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC), shown
         finally:
             os.close(found)
 
@@ -191,13 +194,13 @@ class LocalFolder:
         with translated(self.locate(path)):
             return cast("BinaryIO", _new_file(self.locate(path)))
 
-    def put(self, path: str, data: bytes, mark: str = "") -> None:
-        """Puts a small file there by a rename, whole or not at all."""
+    def put(self, path: str, data: bytes, mark: str = "", *, durable: bool = True) -> None:
+        """Puts a small file there by a rename, whole or not at all; if not `durable`, it is synced later."""
         whole = self.locate(path)
         temporary = f"{path}.{mark}{'-' if mark else ''}{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
         with translated(whole):
             try:
-                with _new_file(self.locate(temporary)) as file:
+                with _new_file(self.locate(temporary), durable=durable) as file:
                     file.write(data)
                 os.replace(self.locate(temporary), whole)
             except BaseException:
@@ -205,7 +208,8 @@ class LocalFolder:
                 with contextlib.suppress(StageError):
                     self.remove(temporary)
                 raise
-            sync_folder(os.path.dirname(whole))
+            if durable:
+                sync_folder(os.path.dirname(whole))
 
     def rename(self, path: str, to: str) -> None:
         """Gives one file another name."""
@@ -230,24 +234,25 @@ class LocalFolder:
                 continue
 
 
-def _new_file(path: str) -> _Durable:
+def _new_file(path: str, *, durable: bool = True) -> _NewFile:
     """Makes a file and the folders above it, which another run may find empty and remove between the two."""
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            return _Durable(path)
+            return _NewFile(path, durable=durable)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    return _Durable(path)
+    return _NewFile(path, durable=durable)
 
 
-class _Durable:
-    """A file that is written once, from the first byte to the last, and fsynced when it is closed.
+class _NewFile:
+    """A file that is written once, from the first byte to the last, and fsynced when it is closed if it is `durable`.
 
     A class of its own because a writer such as pyarrow's closes what it is given, and that is where the sync belongs.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, durable: bool) -> None:
         self._file = open(path, "xb")  # noqa: SIM115 - `close` is this class's purpose
+        self._durable = durable
         self._waiting = 0
 
     def __enter__(self) -> Self:
@@ -274,7 +279,8 @@ class _Durable:
             return
         try:
             self._file.flush()
-            sync(self._file.fileno())
+            if self._durable:
+                sync(self._file.fileno())
         finally:
             self._file.close()
 
@@ -282,11 +288,10 @@ class _Durable:
 class _LocalRanges:
     """A descriptor for ranges; reads may come from any thread."""
 
-    def __init__(self, path: str, whole: str, descriptor: int, *, once: bool) -> None:
+    def __init__(self, path: str, whole: str, descriptor: int, found: os.stat_result, *, once: bool) -> None:
         self._whole, self._descriptor = whole, descriptor
-        found = os.fstat(descriptor)
         self.told: Entry | None = Entry(path, found.st_size, found.st_mtime_ns)
-        if once:
+        if once and found.st_size > _AHEAD_BYTES:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         # A mount has no block device; of a disk's pages, some may have been there before. Reads go through the page
         # cache at first: one that passes it cannot even be killed while a mount does not answer.
@@ -325,24 +330,6 @@ def go_direct(descriptor: int, *, on: bool) -> bool:
     return True
 
 
-def sync(descriptor: int) -> None:
-    """Syncs a descriptor; a mount that has no fsync (a volume may not) makes bytes durable when they are closed."""
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise
-
-
-def sync_folder(path: str) -> None:
-    """Makes the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _refuse_way_out(path: str, real: str, root: str) -> None:
-    if os.path.commonpath([root, real]) != root:
+    if real != root and not real.startswith(os.path.join(root, "")):
         raise VerificationFailed(f"`{path}` is a link out of the folder", hint="put what it links to in its place")

@@ -40,7 +40,7 @@ def space_at(path: str) -> Space:
     with translated(path):
         found, device = os.statvfs(path), os.stat(path).st_dev
     free = found.f_bavail * found.f_frsize
-    kind = _kind(device)
+    kind = kind_of(device)
     if kind in _MEMORY:
         available = _available()
         # A ramfs has no limit of its own, and tells of no room at all.
@@ -48,7 +48,7 @@ def space_at(path: str) -> Space:
     return Space(free, found.f_frsize or 1, device, kind in _MEMORY)
 
 
-def _kind(device: int) -> str:
+def kind_of(device: int) -> str:
     """The type of a mounted file system (proc_pid_mountinfo(5))."""
     number = f"{os.major(device)}:{os.minor(device)}"
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
