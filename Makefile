@@ -8,8 +8,10 @@ UV := $(shell command -v uv 2>/dev/null)
 demo: $(ENVS)/demo/ready  ## the four steps on a Delta table made for it
 	$(ENVS)/demo/bin/uc-stage demo --size 200MB
 
+# Files of tests, side by side: most tests wait for processes. Hundreds of those compile what they import otherwise.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(ENVS)/test/ready  ## every test, with coverage
-	$(ENVS)/test/bin/python -m pytest --cov
+	$(ENVS)/test/bin/python -m pytest --cov -n 2 --dist loadfile
 
 lint: $(ENVS)/test/ready  ## style, types, layers, generated files
 	$(ENVS)/test/bin/ruff check

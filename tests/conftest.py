@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import HealthCheck, settings
+
 # A shell that starts the tests in the background has SIGINT ignored, nohup has SIGHUP ignored, and so would every
 # process have that the tests start; a handler is not handed down.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -20,3 +22,7 @@ pytest_plugins = [
     "tests.fixtures.volume",
     "tests.fixtures.warm",
 ]
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("here")

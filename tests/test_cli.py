@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 import uc_stage as api
-from tests.fixtures.shell import tree, uc_stage
+from tests.fixtures.shell import program, tree, uc_stage
 from uc_stage import errors
 from uc_stage.cli import codes
 from uc_stage.cli.app import app
@@ -25,11 +25,11 @@ README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"
 
 def test_stdout_of_the_data_commands_is_the_answer_and_nothing_else(events: str, tmp_path: Path) -> None:
     dest = tmp_path / "volume" / "events"
-    exported = uc_stage("export", events, dest)
+    exported = program("export", events, dest)
     assert (exported.code, exported.out) == (0, f"{dest}\n")
     assert "version 4" in exported.err
 
-    cached = uc_stage("cache", dest, "--cache-dir", tmp_path / "nvme")
+    cached = program("cache", dest, "--cache-dir", tmp_path / "nvme")
     path = cached.out.removesuffix("\n")
     assert cached.code == 0
     assert "\n" not in path

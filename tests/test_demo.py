@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.fixtures.shell import uc_stage
+from tests.fixtures.shell import program, uc_stage
 from uc_stage.cli import demo
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
@@ -22,7 +22,7 @@ def commands(text: str) -> list[str]:
 
 def test_demo_shows_four_commands_that_work_and_cleans_up(tmp_path: Path) -> None:
     # What users set for their own runs must not steer it.
-    done = uc_stage("demo", "--size", "1MB", TMPDIR=str(tmp_path), UC_STAGE_JSON="1", UC_STAGE_LIMIT="0")
+    done = program("demo", "--size", "1MB", TMPDIR=str(tmp_path), UC_STAGE_JSON="1", UC_STAGE_LIMIT="0")
     assert done.code == 0, done.err
     shown = commands(done.out)
     assert [line.split()[2] for line in shown] == ["export", "cache", "inspect", "bench"]

@@ -367,7 +367,7 @@ def test_a_vacuum_under_a_run_is_refused_and_never_gives_fewer_rows(
     names = sorted(added(scattered))
     if doomed.startswith("the others"):
         kept = names.pop(len(names) // 2)
-        volume.fault(f"table/{kept}", times=1, run=f"cd {backing} && rm {' '.join(names)}")
+        volume.fault(f"table/{kept}", times=1, alone=True, run=f"cd {backing} && rm {' '.join(names)}")
     else:
         names = names[len(names) // 2 :][:1] if doomed.startswith("one") else names
         volume.rule("create", "*claims*", times=1, run=f"cd {backing} && rm {' '.join(names)}")

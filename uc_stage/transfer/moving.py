@@ -180,7 +180,8 @@ class _Transfer:
                 if self._reading < self._pace.limit and (state := self._choose(reader.state)):
                     offset, length = state.parts[0]
                     # Ranges get their buffers in the order in which they are hashed: the first is never without.
-                    buffer = reader.small if state.asked.bytes <= SMALL_BYTES else self._buffers.take()
+                    is_small = length == state.asked.bytes <= SMALL_BYTES
+                    buffer = reader.small if is_small else self._buffers.take()
                     if buffer is not None:
                         state.parts.popleft()
                         if not state.parts:
@@ -235,7 +236,7 @@ class _Transfer:
                 state.arrived[offset] = length, buffer
                 return
             state.hashing = True
-        if self._hash(state, buffer, length):
+        if self._hash(reader, state, buffer, length):
             self._finish(reader, state)
 
     def _count(self, reader: Reader, length: int, seconds: float) -> None:
@@ -273,14 +274,14 @@ class _Transfer:
             self._refuse_change(state, told, "while it was read" if state.seen else "since it was listed")
             state.mtime_ns, state.seen = told.mtime_ns, True
 
-    def _hash(self, state: ArrivingFile, buffer: memoryview, length: int) -> bool:
+    def _hash(self, reader: Reader, state: ArrivingFile, buffer: memoryview, length: int) -> bool:
         """Hashes the range in the buffer, and those after it that came before it; says if that was the file's end.
 
         One thread at a time hashes a file.
         """
         while True:
             state.hasher.update(buffer[:length])
-            if len(buffer) > SMALL_BYTES:
+            if buffer is not reader.small:
                 with self._ready:
                     self._buffers.give(buffer)
                     self._ready.notify()
