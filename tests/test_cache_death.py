@@ -26,10 +26,13 @@ from uc_stage import caching, pruning, transfer
 from uc_stage.model import CacheRequest, PruneRequest
 from pathlib import Path
 
-source, root, options, before = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
+source, root, options, before, stride = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4], int(sys.argv[5])
 transfer.ranges.RANGE_BYTES = 64 * 1024
 request = CacheRequest(source, cache_dir=root, jobs=2, **options)
 given = tree(source)
+if options:
+    # Once, and not by each process.
+    import pyarrow.compute, pyarrow.feather, pyarrow.parquet
 
 def held(path):
     # What is made from the source's files has times of its own.
@@ -64,9 +67,9 @@ def prepare():
 
 prepare()
 whole = held(runs(copy)["path"])
-summary = {"steps": 0, "states": [], "reused": 0, "flipped": 0}
+summary = {"steps": 1 - stride, "states": [], "reused": 0, "flipped": 0}
 while True:
-    summary["steps"] += 1
+    summary["steps"] += stride
     prepare()
     code, _ = dies_at(summary["steps"], copy)
     assert tree(source) == given
@@ -81,7 +84,7 @@ while True:
     summary["states"].append(state)
     kept = sorted(path for path in glob.glob(f"{root}/partial/*/**", recursive=True) if os.path.isfile(path))
     # Beside a whole copy they are what it took over, by hard links.
-    if kept and summary["steps"] % 2 and state != "fresh":
+    if kept and len(summary["states"]) % 2 and state != "fresh":
         flip(kept[0])
         summary["flipped"] += 1
     healed = runs(copy)
@@ -98,14 +101,14 @@ print(json.dumps(summary))
 """
 
 
-def killed_at_each_step(source: Path, root: Path, before: str = "", **options: Any) -> dict[str, Any]:
-    command = [sys.executable, "-c", PROGRAM, str(source), str(root), json.dumps(options), before]
+def killed_at_each_step(source: Path, root: Path, before: str = "", stride: int = 1, **options: Any) -> dict[str, Any]:
+    command = [sys.executable, "-c", PROGRAM, str(source), str(root), json.dumps(options), before, str(stride)]
     done = subprocess.run(command, cwd=_PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     summary: dict[str, Any] = json.loads(done.stdout)
     assert summary["steps"] > 30
-    assert summary["flipped"] > 3
-    assert summary["reused"] > 3
+    assert summary["flipped"] > 1
+    assert summary["reused"] > 1
     return summary
 
 
@@ -131,14 +134,14 @@ def test_an_export_s_copy_is_absent_or_whole_and_goes_on_from_what_is_good(tmp_p
 
 
 def test_a_damaged_copy_that_is_replaced_stays_damaged_or_is_whole(folder: Path, tmp_path: Path) -> None:
-    summary = killed_at_each_step(folder, tmp_path / "cache", "damaged")
+    summary = killed_at_each_step(folder, tmp_path / "cache", "damaged", 2)
     assert set(summary["states"]) == {"partial", "fresh"}
 
 
 def test_a_copy_that_another_makes_room_for_is_whole_or_gone(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "orders-other").mkdir()
     (tmp_path / "orders-other/x").write_bytes(b"1" * 150_000)
-    killed_at_each_step(folder, tmp_path / "cache", "room")
+    killed_at_each_step(folder, tmp_path / "cache", "room", 3)
 
 
 @pytest.mark.parametrize("options", [{"form": "arrow"}, {"pack": True}], ids=["arrow", "pack"])
@@ -147,4 +150,4 @@ def test_a_copy_in_another_form_is_absent_or_whole(options: dict[str, Any], fold
     if "form" in options:
         source = tmp_path / "export"
         make_export(str(source), files=4, rows=20)
-    killed_at_each_step(source, tmp_path / "cache", **options)
+    killed_at_each_step(source, tmp_path / "cache", stride=3, **options)

@@ -112,6 +112,20 @@ def remove_copy(path: str) -> None:
                 remove(name)
 
 
+def finish_removal(path: str) -> None:
+    """Removes a copy that lost its name, or the empty folders that are left of one: its marker goes last.
+
+    Another run may be at it; what carries no marker is none of uc-stage's, and stays.
+    """
+    if is_marked(path):
+        with contextlib.suppress(InvalidRequest):
+            remove_copy(path)
+        return
+    for folder in (os.path.join(path, FOLDER), path):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+
+
 def _empty(folder: str, *, but: str | None = None) -> None:
     """Removes what a folder holds, with another run perhaps at the same; links are removed, and not followed."""
     try:
@@ -185,9 +199,7 @@ class CopyPublication:
                     self._folder.remove(f"{_TEMPORARY}/{temporary}")
             for aside in os.listdir(above):
                 if aside.startswith(f"{name}.old-"):
-                    # Another run that no lock keeps apart may be at it.
-                    with contextlib.suppress(InvalidRequest, NotFound):
-                        remove_copy(os.path.join(above, aside))
+                    finish_removal(os.path.join(above, aside))
 
     def adopt(self, path: str, record: CopyRecord) -> None:
         """Takes in the files of a damaged copy, by hard links, as if a killed run had named them."""

@@ -13,12 +13,19 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from uc_stage.errors import AccessDenied, InvalidRequest, NotFound, StageError
+from uc_stage.errors import AccessDenied, NotFound, StageError
 from uc_stage.holders import alone, holders, last_use, named, opened_below, users
 from uc_stage.locks import Lock, describe, read_holder
-from uc_stage.manifest import COPY_PATH, FOLDER
+from uc_stage.manifest import COPY_PATH
 from uc_stage.model import CachedCopy, Holder
-from uc_stage.publish.copies import foreign_file, is_marked, read_copy, refuse_unmarked, remove_copy, tag_cache
+from uc_stage.publish.copies import (
+    finish_removal,
+    foreign_file,
+    is_marked,
+    read_copy,
+    refuse_unmarked,
+    tag_cache,
+)
 from uc_stage.publish.exports import read_manifest
 from uc_stage.storage import LocalFolder, translated
 
@@ -172,7 +179,7 @@ def evict(root: str, path: str, *, forgiven: frozenset[int] = frozenset()) -> St
             if (why := _used(aside, forgiven)) and _renamed_back(aside, path):
                 # Where locks lie, somebody can begin between the look and the rename.
                 return why
-    _finish(aside)
+    finish_removal(aside)
     return None
 
 
@@ -182,9 +189,13 @@ def empty_trash(root: str, *, beside: str | None = None) -> None:
         doomed = [f"{root}/{_TRASH}/{name}" for name in os.listdir(f"{root}/{_TRASH}")]
     except FileNotFoundError:
         doomed = []
+    with contextlib.suppress(FileNotFoundError):
+        asides = [f"{root}/{_PARTIAL}/{name}" for name in os.listdir(f"{root}/{_PARTIAL}") if _OLD in name]
+        # Those that still have their marker are listed, and evicted.
+        doomed += [path for path in asides if not is_marked(path)]
     doomed += trash(root, beside) if beside is not None else []
     for path in doomed:
-        _finish(path)
+        finish_removal(path)
 
 
 def trash(root: str, path: str) -> list[str]:
@@ -230,20 +241,6 @@ def _foreign(path: str) -> Stays | None:
         return Stays(f"its record is damaged: {error.message}", busy=False)
     found = foreign_file(path, {file.path for file in record.files} if record else ())
     return Stays(f"it holds `{found}`, which uc-stage did not write", busy=False) if found else None
-
-
-def _finish(path: str) -> None:
-    """Removes a copy that lost its name, or the empty folders that are left of one: its marker goes last.
-
-    Another run may be at it; what carries no marker is none of uc-stage's, and stays.
-    """
-    if is_marked(path):
-        with contextlib.suppress(InvalidRequest):
-            remove_copy(path)
-        return
-    for folder in (os.path.join(path, FOLDER), path):
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
 
 
 def _trash_of(root: str, path: str) -> str:
