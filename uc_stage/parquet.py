@@ -89,7 +89,7 @@ def read_footer(folder: Folder, path: str, *, nulls: bool = False) -> Footer:
 
     whole = folder.locate(path)
     data = _read_tail(folder, path)
-    with translated(whole), _understood(whole):
+    with translated(whole), understood(whole):
         # The magic in front makes a file of the footer alone, which is all that is looked at here.
         metadata = pq.read_metadata(pa.BufferReader(MAGIC + data))
         arrow = metadata.schema.to_arrow_schema()
@@ -168,7 +168,7 @@ def decode(folder: Folder, path: str) -> int:
     whole = folder.locate(path)
     with (
         translated(whole),
-        _understood(whole),
+        understood(whole),
         folder.open(path) as stream,
         pq.ParquetFile(stream, page_checksum_verification=True) as file,
     ):
@@ -203,7 +203,7 @@ def _read_tail(folder: Folder, path: str) -> bytes:
 
 
 @contextmanager
-def _understood(whole: str) -> Iterator[None]:
+def understood(whole: str) -> Iterator[None]:
     """Turns what pyarrow raises over a file's content into a `StageError`; what the storage raised passes."""
     import pyarrow as pa
 
