@@ -23,6 +23,7 @@ from uc_stage.benchmark.readers import Job, State
 from uc_stage.errors import InvalidRequest, NoSpace, Unsupported, VerificationFailed
 from uc_stage.forms import arrow, arrow_schema, sink
 from uc_stage.loaders.arrow import batches, share
+from uc_stage.loaders.huggingface import huggingface
 from uc_stage.loaders.torch import ParquetBatches
 from uc_stage.model import CacheReport, CacheRequest, InspectRequest, PruneRequest
 from uc_stage.publish import read_copy
@@ -507,3 +508,17 @@ def test_files_of_the_source_wait_in_bounded_room(
     # With the Arrow files that are being written.
     assert 1 <= most[0] <= 3 + (os.cpu_count() or 1)
     assert column_of(report.path, "id") == [row["id"] for row in rows_in(source)["train"]]
+
+
+def test_the_loaders_know_the_splits_of_a_copy_as_arrow_and_map_it(tmp_path: Path) -> None:
+    source = tmp_path / "plain"
+    source.mkdir()
+    for name, rows in (("train", 30), ("test", 10)):
+        pq.write_table(pa.table({"id": range(rows)}), source / f"{name}-00000-of-00001.parquet")
+    path = caching.run(CacheRequest(str(source), cache_dir=str(tmp_path / "cache"), form="arrow")).path
+
+    with pytest.raises(InvalidRequest, match="holds the splits"):
+        huggingface(path)
+    assert huggingface(path, "test")["id"][:] == list(range(10))
+    assert all(entry["filename"].startswith(path) for entry in huggingface(path, "train").cache_files)
+    assert sum(len(batch["id"]) for batch in ParquetBatches(path, 8, split="train", shuffle=True)) == 30

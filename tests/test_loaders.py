@@ -3,10 +3,8 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import glob
-import multiprocessing
 import os
-import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
-from uc_stage.errors import InvalidRequest, NotFound, VerificationFailed
+from tests.fixtures.exports import make_export, put_manifest
+from uc_stage.errors import InvalidRequest, Unsupported
 from uc_stage.loaders import huggingface
 from uc_stage.loaders.arrow import Part, batches, share
-from uc_stage.loaders.torch import ParquetBatches, as_is, tensors
+from uc_stage.loaders.columns import split
+from uc_stage.loaders.torch import tensors
 from uc_stage.storage import open_folder
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def test_times_are_integers_in_the_columns_unit() -> None:
     assert (found["time"].tolist(), found["span"].tolist()) == ([1_000_000], [2000])
 
 
-def test_what_no_tensor_holds_rightly_is_a_list() -> None:
+def test_what_no_tensor_holds_rightly_is_a_list_where_that_is_asked_for() -> None:
     large = 2**62 + 1
     columns = {
         "text": ["a", None],
@@ -135,12 +134,14 @@ def test_what_no_tensor_holds_rightly_is_a_list() -> None:
         "stamp": pa.array([5, None], pa.timestamp("us")),
         "flag": [True, None],
         "decimal": pa.array([decimal.Decimal("1.25"), None]),
-        "nested": [[1, 2], []],
+        "nested": [["a", None], []],
+        "gaps": [[1, 2], None],
+        "pairs": [{"a": 1}, {"a": None}],
         "word": pa.array(["x", "y"]).dictionary_encode(),
         "none": pa.array([None, None], pa.null()),
     }
 
-    found = tensors(pa.record_batch(columns))
+    found = tensors(pa.record_batch(columns), nulls="list")
 
     assert found == {
         "text": ["a", None],
@@ -148,7 +149,9 @@ def test_what_no_tensor_holds_rightly_is_a_list() -> None:
         "stamp": [5, None],
         "flag": [True, None],
         "decimal": [decimal.Decimal("1.25"), None],
-        "nested": [[1, 2], []],
+        "nested": [["a", None], []],
+        "gaps": [[1, 2], None],
+        "pairs": [{"a": 1}, {"a": None}],
         "word": ["x", "y"],
         "none": [None, None],
     }
@@ -162,84 +165,82 @@ def test_floats_have_nan_for_null() -> None:
     assert torch.isnan(found["x"][1])
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize(("context", "workers"), [("fork", 3), ("spawn", 1)])
-def test_real_workers_yield_each_row_once(tmp_path: Path, context: str, workers: int) -> None:
-    write(tmp_path, [50, 0, 1, 30])
-    dataset = ParquetBatches(str(tmp_path), batch_size=8)
-    loader = DataLoader(
-        dataset,
-        batch_size=None,
-        collate_fn=as_is,
-        num_workers=workers,
-        multiprocessing_context=multiprocessing.get_context(context),
-        persistent_workers=True,
-        timeout=60,
-    )
-
-    for _ in range(2):
-        assert sorted(value for batch in loader for value in batch["id"].tolist()) == list(range(81))
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([1, None], pa.int64()),
+        pa.array([True, None]),
+        pa.array([5, None], pa.timestamp("us")),
+        pa.array([[1, 2], [3, None]], pa.list_(pa.int32())),
+        pa.array([[1, 2], None], pa.list_(pa.int32())),
+        pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2)),
+    ],
+    ids=str,
+)
+def test_a_null_that_a_tensor_has_no_place_for_is_an_error_that_names_the_column(values: pa.Array) -> None:
+    with pytest.raises(Unsupported, match="`x` holds NULL"):
+        tensors(pa.record_batch({"x": values}))
 
 
-def test_without_workers_the_rows_come_in_order(tmp_path: Path) -> None:
-    write(tmp_path, [20, 5])
-    dataset = ParquetBatches(str(tmp_path), batch_size=8, columns=["id"])
-
-    loader: Any = DataLoader(dataset, batch_size=None, collate_fn=as_is)
-
-    assert [batch["id"].tolist() for batch in loader] == [
-        list(range(8)),
-        list(range(8, 16)),
-        list(range(16, 20)),
-        list(range(20, 25)),
-    ]
-    assert dataset.rows == 25
+def test_a_null_among_floats_is_an_error_where_that_is_asked_for() -> None:
+    with pytest.raises(Unsupported, match="`x` holds NULL"):
+        tensors(pa.record_batch({"x": [1.0, None]}), nulls="error")
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ranks_and_their_workers_together_yield_each_row_once(tmp_path: Path, workers: int) -> None:
-    write(tmp_path, [50, 0, 1, 30])
-    seen = []
-    for rank in range(3):
-        dataset = ParquetBatches(str(tmp_path), batch_size=8, rank=rank, world_size=3)
-        loader = DataLoader(
-            dataset, batch_size=None, collate_fn=as_is, num_workers=workers, timeout=60 if workers else 0
-        )
-        seen.append([value for batch in loader for value in batch["id"].tolist()])
+def test_nulls_are_filled_by_column_and_nan_in_others() -> None:
+    batch = pa.record_batch({"x": [1, None], "y": [[1, None], [None, 4]], "z": [None, 1.0]})
 
-    assert sorted(value for rank in seen for value in rank) == list(range(81))
-    assert [len(rank) for rank in seen] == [27, 27, 27]
+    found = tensors(batch, nulls={"x": -1, "y": 0})
+
+    assert found["x"].tolist() == [1, -1]
+    assert found["y"].tolist() == [[1, 0], [0, 4]]
+    assert torch.isnan(found["z"]).tolist() == [True, False]
+    with pytest.raises(InvalidRequest, match=r"`'none'` in `nulls` is no value of `x`, which holds int64"):
+        tensors(batch, nulls={"x": "none"})
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
-def test_a_rank_that_there_is_not_is_refused(tmp_path: Path, rank: int, world_size: int) -> None:
-    write(tmp_path, [5])
-    with pytest.raises(InvalidRequest, match=f"no rank {rank} of {world_size}"):
-        ParquetBatches(str(tmp_path), 1, rank=rank, world_size=world_size)
+def test_lists_of_one_length_are_a_tensor_of_rows_that_shares_the_batchs_memory() -> None:
+    columns = {
+        "list": pa.array([[0, 0], [1, 2], [3, 4]], pa.list_(pa.float32())),
+        "large": pa.array([[0], [1], [3]], pa.large_list(pa.int64())),
+        "fixed": pa.array([[0, 0], [1, 2], [3, 4]], pa.list_(pa.int16(), 2)),
+        "matrix": [[[0], [0]], [[1], [2]], [[3], [4]]],
+        "empty": pa.array([[], [], []], pa.list_(pa.int8())),
+        "shaped": pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(6, dtype="int32").reshape(3, 2)),
+    }
+    batch = pa.record_batch(columns).slice(1)
+
+    found = tensors(batch)
+
+    assert found["list"].dtype == torch.float32
+    assert found["list"].tolist() == [[1, 2], [3, 4]]
+    assert found["large"].tolist() == [[1], [3]]
+    assert (found["fixed"].dtype, found["fixed"].tolist()) == (torch.int16, [[1, 2], [3, 4]])
+    assert found["matrix"].tolist() == [[[1], [2]], [[3], [4]]]
+    assert tuple(found["empty"].shape) == (2, 0)
+    assert found["shaped"].tolist() == [[2, 3], [4, 5]]
+    assert found["list"].data_ptr() == batch.column("list").flatten().to_numpy().ctypes.data
 
 
-def test_a_dataset_pickles_to_paths_not_data(tmp_path: Path) -> None:
-    write(tmp_path, [100_000], group=10_000)
-    dataset = ParquetBatches(str(tmp_path), batch_size=64)
+def test_lists_of_different_lengths_are_a_list_of_tensors() -> None:
+    found = tensors(pa.record_batch({"x": pa.array([[9], [1, 2], []], pa.list_(pa.float64()))}).slice(1))
 
-    stored = pickle.dumps(dataset)
-
-    assert len(stored) < 2000
-    assert pickle.loads(stored).rows == 100_000
+    assert [tensor.tolist() for tensor in found["x"]] == [[1, 2], []]
+    assert all(tensor.dtype == torch.float64 for tensor in found["x"])
 
 
-def test_a_dataset_is_refused_where_there_is_none(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="is not there"):
-        ParquetBatches(str(tmp_path / "none"), 1)
-    with pytest.raises(NotFound, match="holds no Parquet"):
-        ParquetBatches(str(tmp_path), 1)
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(VerificationFailed):
-        ParquetBatches(str(tmp_path), 1)
-    (tmp_path / "_delta_log").mkdir()
-    with pytest.raises(InvalidRequest, match="is a Delta table"):
-        ParquetBatches(str(tmp_path), 1)
+def test_whether_a_batch_is_a_tensor_depends_on_its_own_rows_alone() -> None:
+    found = list(split(pa.record_batch({"x": [[1], [2], [3], [4, 5]], "y": [1, 2, None, 4]}), [2, 2], "list"))
+
+    assert found[0]["x"].tolist() == [[1], [2]]
+    assert [tensor.tolist() for tensor in found[1]["x"]] == [[3], [4, 5]]
+    assert (found[0]["y"].tolist(), found[1]["y"]) == ([1, 2], [None, 4])
+
+
+def test_a_batch_of_no_rows_has_tensors_of_no_rows() -> None:
+    found = tensors(pa.record_batch({"x": [1], "y": [[1.0]], "z": ["a"]}).slice(1))
+
+    assert (found["x"].tolist(), tuple(found["y"].shape), found["z"]) == ([], (0, 0), [])
 
 
 @pytest.fixture
@@ -262,3 +263,27 @@ def test_hugging_face_reads_exactly_these_files_whatever_they_are_called(tmp_pat
 
     assert [value for batch in stream.iter(4) for value in batch["id"]] == [0] * 10 + [1] * 10 + [2] * 10
     assert not glob.glob(str(tmp_path / "hf" / "**" / "*.arrow"), recursive=True)
+
+
+@pytest.mark.usefixtures("hugging_face_home")
+def test_hugging_face_has_the_rows_of_one_split_as_a_dataset(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    manifest = make_export(str(tmp_path / "export"), files=3, rows=10)
+    files = manifest.files
+    put_manifest(str(tmp_path / "export"), manifest, splits={"train": files[:2], "test": files[2:]})
+    pq.write_table(pa.table({"id": [99]}), tmp_path / "export" / "stray.parquet")
+
+    found = huggingface.huggingface(str(tmp_path / "export"), split="train")
+
+    assert isinstance(found, datasets.Dataset)
+    assert found["id"][:] == list(range(10**9, 10**9 + 20))
+    with pytest.raises(InvalidRequest, match="holds the splits"):
+        huggingface.huggingface(str(tmp_path / "export"))
+
+
+def test_hugging_face_takes_no_url() -> None:
+    pytest.importorskip("datasets")
+    open_folder("memory://hugging").put("a.parquet", b"")
+    with pytest.raises(InvalidRequest, match="is no local path"):
+        huggingface.huggingface("memory://hugging")

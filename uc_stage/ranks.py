@@ -39,6 +39,63 @@ def read_rank(environment: Mapping[str, str] | None = None) -> int | None:
     return next((int(text) for text in told if text.isascii() and text.isdigit()), None)
 
 
+def reader_of(
+    rank: int | None,
+    world_size: int | None,
+    group: tuple[int, int] | None = None,
+    shard: tuple[int, int] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[int, int]:
+    """Which of how many ranks reads a dataset: as given, else as the process group or the launcher has it.
+
+    Args:
+        rank: as given.
+        world_size: as given.
+        group: the rank and the world size of the process group, where there is one.
+        shard: the node and the number of nodes, where the dataset is one node's shard: its ranks alone share it.
+        environment: the launcher's variables; None for those of this process.
+
+    Raises:
+        InvalidRequest: no such rank, or one of the two without the other; the launcher tells one alone; or a node's
+            shard is to be shared out over the ranks of all nodes.
+    """
+    found = os.environ if environment is None else environment
+    told = {name: int(found[name]) for name in _KNOWN if _NUMBER.fullmatch(found.get(name, "").strip())}
+    job = group or _pair(told, "RANK", "WORLD_SIZE")
+    if rank is not None or world_size is not None:
+        if rank is None or world_size is None:
+            raise InvalidRequest("`rank` and `world_size` go together", hint="give both, or leave both to the launcher")
+        if not 0 <= rank < world_size:
+            raise InvalidRequest(f"there is no rank {rank} of {world_size}", hint="ranks are counted from 0")
+        if shard and job and world_size == job[1] > told.get("LOCAL_WORLD_SIZE", job[1] // shard[1]):
+            raise InvalidRequest(
+                f"these are the rows of node {shard[0]} of {shard[1]}, and {world_size} ranks are those of all nodes",
+                hint="leave `rank` and `world_size` out, or give those within the node",
+            )
+        return rank, world_size
+    if job is None:
+        if told.get("WORLD_SIZE", 1) > 1:
+            raise InvalidRequest(
+                f"`WORLD_SIZE={told['WORLD_SIZE']}` is set, and `RANK` is not", hint="give `rank` and `world_size`"
+            )
+        return 0, 1
+    if shard is None or job[1] == 1:
+        return job
+    if (local := _pair(told, "LOCAL_RANK", "LOCAL_WORLD_SIZE")) is not None:
+        return local
+    if job[1] % shard[1] or job[0] // (job[1] // shard[1]) != shard[0]:
+        raise InvalidRequest(
+            f"these are the rows of node {shard[0]} of {shard[1]}, and which rank of that node this one is "
+            f"`RANK={job[0]}` and `WORLD_SIZE={job[1]}` do not tell",
+            hint="give `rank` and `world_size` within the node, or set `LOCAL_RANK` and `LOCAL_WORLD_SIZE`",
+        )
+    return job[0] % (job[1] // shard[1]), job[1] // shard[1]
+
+
+def _pair(told: Mapping[str, int], rank: str, size: str) -> tuple[int, int] | None:
+    return (told[rank], told[size]) if rank in told and size in told and told[rank] < told[size] else None
+
+
 def parse_shard(
     given: str | tuple[int, int] | None, flag: str, environment: Mapping[str, str] | None = None
 ) -> tuple[int, int] | None:

@@ -147,7 +147,7 @@ def _torch(job: Job) -> Steps:
 
     from uc_stage.loaders.torch import ParquetBatches, as_is
 
-    dataset = ParquetBatches(job.target, job.batch_size)
+    dataset = ParquetBatches(job.target, job.batch_size, rank=0, world_size=1, nulls="list", split="all")
     for batch in torch.utils.data.DataLoader(dataset, None, num_workers=job.workers, collate_fn=as_is):
         yield _length(batch), 0
 

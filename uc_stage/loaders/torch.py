@@ -2,37 +2,94 @@
 
 from __future__ import annotations
 
+import atexit
+import dataclasses
+import functools
+import weakref
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 # A dataset must be a class of a module, so that a worker which is spawned can unpickle it.
-import torch.utils.data  # noqa: TID253 - nothing imports this module but who wants torch
-import torch.utils.dlpack  # noqa: TID253 - as above
+import torch.distributed  # noqa: TID253 - nothing imports this module but who wants torch
+import torch.utils.data  # noqa: TID253 - as above
 
-from uc_stage.errors import InvalidRequest, StageError
-from uc_stage.loaders.arrow import batches, share
-from uc_stage.targets import look
+from uc_stage.engines.local.ahead import ahead
+from uc_stage.errors import InvalidRequest
+from uc_stage.loaders import order
+from uc_stage.loaders.arrow import in_batches, read_window
+from uc_stage.loaders.columns import Batch, Nulls, split, tensors
+from uc_stage.loaders.files import open_files
+from uc_stage.loaders.passing import as_is
+from uc_stage.loaders.position import FORMAT, Position, read_state
+from uc_stage.ranks import reader_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-Batch = dict[str, Any]
+    from uc_stage.loaders.order import Spans, Window
+
+__all__ = ["Batch", "Nulls", "ParquetBatches", "as_is", "tensors"]
+
+# Uncompressed bytes of row groups that are read at once where nothing is shuffled, and of what is converted at once.
+_WINDOW_BYTES = 32 * 1024**2
+_CHUNK_BYTES, _CHUNK_ROWS = 4 * 1024**2, 64 * 1024
+# What waits between the threads that decode and the one that converts.
+_AHEAD_BYTES = 64 * 1024**2
+_THREADS = 2
+# At most this part of all rows is shuffled together, unless that is less than a moment's work.
+_MIXED_PARTS = 16
+_LEAST_MIXED_BYTES = 16 * 1024**2
+DEFAULT_BUFFER = 128 * 1024**2
+
+
+# An iterator that a script still holds at its end has threads to stop, while there are modules to do it with.
+_open: weakref.WeakSet[Generator[Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for batches in list(_open):
+        with suppress(ValueError):  # another thread is within it
+            batches.close()
 
 
 class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
-    """The rows of an export, a copy, a folder or a file in batches, each row once an epoch for any ranks and workers.
+    """The rows of an export, a copy, a folder or a file in batches of tensors, decoded ahead in threads.
 
-    Give it to a `DataLoader` with `batch_size=None, collate_fn=as_is`. It holds paths and row counts, no data and no
-    open file, so it can be pickled, and is safe in workers that are forked or spawned.
+    Give it to a `DataLoader` with `batch_size=None, collate_fn=as_is`, and call `set_epoch` before each epoch. It holds
+    paths and row counts, no data and no open file, so it can be pickled, and is safe in workers that are forked or
+    spawned.
+
+    An epoch's order depends on the files, `shuffle`, `seed`, `buffer` and the epoch alone. Ranks take runs of it, and
+    which rows a rank sees does not depend on the number of its workers; 0 workers and 1 give the same batches, more
+    give these rows in another order. Without `drop_last` each row is in one batch of one rank, and the last batches
+    of a rank are shorter; with it all batches are full, and fewer than `world_size * batch_size` rows, others in each
+    epoch where it shuffles, are left out. Either way all ranks have the same number of batches, `len()` of it, so that
+    none waits for another in DDP.
+
+    The copy of a node's shard (`cache --shard`) is shared out over the ranks of that node alone: over `LOCAL_RANK` and
+    `LOCAL_WORLD_SIZE`. The nodes have the same number of batches where their shards have the same number of rows, as
+    those of an export with `--drop-remainder` have.
 
     Args:
         source: an export, a copy, a folder of Parquet or a file: a path or URL.
-        batch_size: rows of a batch; where a file or a worker's share ends, a batch is shorter.
+        batch_size: rows of a batch.
         columns: these columns only.
-        rank: which of `world_size` ranks reads with it; their shares differ by one row at most.
+        shuffle: take the row groups in a random order, and shuffle the rows of as many as `buffer` holds.
+        seed: one seed and epoch give one order.
+        rank: which of `world_size` ranks reads with it; without both, what the process group says, else the launcher
+            (`RANK` and `WORLD_SIZE`), else it is alone.
         world_size: see `rank`.
+        drop_last: leave out what makes no full batch on every rank.
+        transform: called with each batch, in the worker; what it returns is the batch.
+        nulls: what NULL among numbers is, as `tensors` has it.
+        buffer: uncompressed bytes that are shuffled together, or a sixteenth of all where that is less, but 16 MiB;
+            one row group at least is.
+        split: of an export with several splits, the one to read; `all` for all.
 
     Raises:
-        StageError: nothing there, nothing Parquet there, a footer that cannot be read, or no such rank.
+        StageError: nothing there, nothing Parquet there, a footer that cannot be read, files with different columns,
+            an unknown column or split, no such rank, or too few rows for all ranks.
     """
 
     def __init__(
@@ -41,64 +98,176 @@ class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
         batch_size: int,
         columns: Sequence[str] | None = None,
         *,
-        rank: int = 0,
-        world_size: int = 1,
+        shuffle: bool = False,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = False,
+        transform: Callable[[Batch], Any] | None = None,
+        nulls: Nulls = "nan",
+        buffer: int = DEFAULT_BUFFER,
+        split: str | None = None,
     ) -> None:
         super().__init__()
-        if not 0 <= rank < world_size:
-            raise InvalidRequest(f"there is no rank {rank} of {world_size}", hint="ranks are counted from 0")
-        self.rank, self.world_size = rank, world_size
-        self.batch_size = batch_size
+        if batch_size < 1:
+            raise InvalidRequest(f"`batch_size={batch_size}` is no number of rows", hint="give 1 or more")
+        if seed < 0:
+            raise InvalidRequest(f"`seed={seed}` is negative", hint="give 0 or more")
+        if isinstance(nulls, str) and nulls not in ("nan", "error", "list"):
+            raise InvalidRequest(
+                f"`nulls={nulls!r}` is no way with NULL", hint="give `nan`, `error`, `list` or a mapping of fill values"
+            )
+        self.batch_size, self.shuffle, self.seed, self.drop_last = batch_size, shuffle, seed, drop_last
         self.columns = None if columns is None else list(columns)
-        target = look(source)
-        self._rows: list[tuple[str, int]] = []
-        for path, footer in target.footers(target.data_files()).items():
-            if isinstance(footer, StageError):
-                raise footer
-            self._rows.append((target.folder.locate(path), footer.rows))
+        self.transform, self.nulls, self.buffer = transform, nulls, buffer
+        self._files = open_files(source, split, [*(columns or ()), *(() if isinstance(nulls, str) else nulls)])
+        self.rank, self.world_size = reader_of(rank, world_size, _process_group(), self._files.shard)
+        # In shared memory: workers that live on see what `set_epoch` does here, and this process how many they are.
+        self._shared = _shared(torch.zeros(2, dtype=torch.int64))
+        self._loaded: Position | None = None
+        self._position = self._fresh()
+        self._position.share(self.rows, self.rank)
 
     @property
     def rows(self) -> int:
         """The rows of an epoch, of all ranks together."""
-        return sum(rows for _, rows in self._rows)
+        return self._files.rows
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Yields the batches of this rank's worker: a dict of columns, as `tensors` gives them."""
-        worker = torch.utils.data.get_worker_info()
-        index, count = (worker.id, worker.num_workers) if worker else (0, 1)
-        index, count = self.rank * count + index, self.world_size * count
-        for batch in batches(share(self._rows, index, count), self.batch_size, self.columns):
-            yield tensors(batch)
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration reads."""
+        return int(self._shared[0])
+
+    def __len__(self) -> int:
+        """The batches of a whole epoch on this rank, and on any other."""
+        return self._fresh().share(self.rows, self.rank).batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration read this epoch, in workers too; from its start, unless a state of it was loaded.
+
+        Raises:
+            InvalidRequest: it is negative.
+        """
+        if not 0 <= epoch < 2**32:
+            raise InvalidRequest(f"there is no epoch {epoch}", hint="epochs are counted from 0")
+        self._shared[0] = epoch
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Where the epoch is, in plain values, for `load_state_dict` of any rank: all of them are at the same batch.
+
+        Args:
+            batches: how many the training loop took since it began to iterate. It must be given where the workers of a
+                plain `DataLoader` read, which have made more than were taken; `StatefulDataLoader` needs none.
+
+        Raises:
+            InvalidRequest: workers read, and `batches` was not given.
+        """
+        position = self._position
+        if torch.utils.data.get_worker_info() is None:
+            workers = int(self._shared[1])
+            if workers and batches is None:
+                raise InvalidRequest(
+                    "workers read, and how far the loop is that takes their batches is not known here",
+                    hint="give the number that it took, `state_dict(batches=...)`, or use StatefulDataLoader",
+                )
+            if batches is not None:
+                begun = self._begin(max(1, workers))
+                position = dataclasses.replace(begun, taken=begun.taken + batches)
+            elif self._loaded is not None or position.epoch != self.epoch:
+                position = self._begin(1) if self._loaded is None else self._loaded
+        return {"format": FORMAT, **self._identity(), **position.to_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration go on where `state_dict` was called.
+
+        With the world size, workers and batch size of then, each rank gets the batches that it would have got. With
+        others, the rows that no rank had are shared out anew. In a loop over epochs, `set_epoch` as ever: another
+        epoch than that of the state begins at its start.
+
+        Raises:
+            InvalidRequest: it is of other data, another seed or another order, or no state; or too few rows are left
+                for all ranks.
+        """
+        loaded = read_state(state, self._identity())
+        if torch.utils.data.get_worker_info() is None:
+            fresh = dataclasses.replace(self._fresh(), epoch=loaded.epoch, workers=loaded.workers, worker=loaded.worker)
+            loaded.go_on(fresh, self.rows).share(self.rows, self.rank)
+            self._shared[1] = 0
+        self._loaded = loaded
+        self._shared[0] = loaded.epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the batches of this rank's worker: dicts, as `tensors` gives them, or what `transform` returns."""
+        info = torch.utils.data.get_worker_info()
+        self._shared[1] = info.num_workers if info else 0
+        self._position = self._begin(info.num_workers, info.id) if info else self._begin(1)
+        self._loaded = None
+        batches = self._batches(self._position, 1 if info else _THREADS)
+        _open.add(batches)
+        return batches
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes what was pickled; only a process that torch starts sees what `set_epoch` does in this one."""
+        self.__dict__.update(state)
+        self._shared = _shared(self._shared)
+
+    def _fresh(self, workers: int = 1, worker: int | None = None) -> Position:
+        return Position(self.epoch, None, self.world_size, self.batch_size, self.drop_last, workers, worker)
+
+    def _begin(self, workers: int, worker: int | None = None) -> Position:
+        """Where an iteration by so many workers begins: at what was loaded for this epoch, or at the epoch's start."""
+        fresh = self._fresh(workers, worker)
+        if self._loaded is None or self._loaded.epoch != fresh.epoch:
+            return fresh
+        return self._loaded.go_on(fresh, self.rows)
+
+    def _identity(self) -> dict[str, Any]:
+        return {"data": self._files.digest, "shuffle": self.shuffle, "seed": self.seed, "buffer": self.buffer}
+
+    def _batches(self, position: Position, threads: int) -> Generator[Any]:
+        share = position.share(self.rows, self.rank)
+        lane, lanes = position.lane
+        start, stop = share.run(lane, lanes)
+        start += share.taken(lane, lanes, lane + position.taken * lanes)
+        spans = order.cut(position.whole(self.rows), start, stop)
+        sizes = (share.size(index) for index in range(lane + position.taken * lanes, share.batches, lanes))
+        with closing(self._read(spans, position.epoch, threads)) as chunks:
+            for chunk, fitting in in_batches(chunks, sizes):
+                for batch in split(chunk, fitting, self.nulls):
+                    # Whoever asks for the state has this batch already.
+                    self._position = dataclasses.replace(self._position, taken=self._position.taken + 1)
+                    yield batch if self.transform is None else self.transform(batch)
+
+    def _read(self, spans: Spans, epoch: int, threads: int) -> Generator[Any]:
+        """The rows of spans as record batches, read and decoded ahead in threads."""
+        shuffled = (self.seed, epoch) if self.shuffle else None
+        size = _WINDOW_BYTES
+        if self.shuffle:
+            # Where a worker's run begins or ends within a window, it decodes all of it: small windows for few rows.
+            size = min(self.buffer, max(_LEAST_MIXED_BYTES, self._files.row_bytes * self.rows // _MIXED_PARTS))
+        found = order.windows(self._files.groups(), size, shuffled)
+        rows = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // self._files.row_bytes))
+
+        def opener(window: Window, start: int, stop: int) -> Callable[[], list[Callable[[], Iterator[Any]]]]:
+            mixed = None
+            if shuffled:
+                mixed = functools.partial(order.permutation, window.rows, *shuffled, window.number)
+            return lambda: [
+                functools.partial(
+                    read_window, window.parts, start, stop, mixed, rows, self.columns, threads=threads > 1
+                )
+            ]
+
+        openers = (opener(*part) for part in order.overlaps(found, spans))
+        return ahead(openers, lambda chunk: int(chunk.nbytes), threads, max(size, _AHEAD_BYTES))
 
 
-def as_is(batch: Any) -> Any:
-    """The `collate_fn` for `ParquetBatches`: without one, a `DataLoader` walks through every value of every list."""
-    return batch
+def _shared(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.untyped_storage().share_memory_()
+    return tensor
 
 
-def tensors(batch: Any) -> Batch:
-    """A record batch as a dict: a tensor where one holds every value of the column, else a list of Python values.
-
-    Numbers and booleans are tensors of their type; timestamps, dates, times and durations are integers in the
-    column's unit. Strings, decimals and nested columns are lists, and so is a column with nulls, except that floats
-    have NaN for null. Tensors share the batch's memory where they can: do not write to them.
-    """
-    return {name: _column(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-
-
-def _column(column: Any) -> Any:
-    import pyarrow as pa
-
-    kind = column.type
-    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
-        column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())  # noqa: PLR2004 - bits
-    kind = column.type
-    if pa.types.is_floating(kind) and column.null_count:
-        return torch.from_numpy(column.to_numpy(zero_copy_only=False).copy())
-    if column.null_count:
-        return column.to_pylist()
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return torch.utils.dlpack.from_dlpack(column)
-    if pa.types.is_boolean(kind):
-        return torch.from_numpy(column.to_numpy(zero_copy_only=False))
-    return column.to_pylist()
+def _process_group() -> tuple[int, int] | None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return None
