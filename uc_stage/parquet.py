@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from uc_stage import thrift
+from uc_stage.chunks import CODECS, Chunk, Leaf, read_chunks, read_leaves
 from uc_stage.crew import each
 from uc_stage.errors import StageError, Unsupported, VerificationFailed
 from uc_stage.model import Field
@@ -19,7 +20,7 @@ from uc_stage.progress import SILENT
 from uc_stage.storage import translated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from uc_stage.progress import Progress
     from uc_stage.storage import Folder
@@ -34,8 +35,6 @@ _TAIL_BYTES = 64 * 1024
 # The magic at both ends and the footer's length.
 _LEAST_BYTES = 12
 
-# By the numbers of `CompressionCodec` in https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
-_CODECS = ("none", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +53,7 @@ class Footer:
         schema: the columns as Arrow reads them, but those that hold a Parquet INT96 have ` (INT96)` after the type.
         compression: the codecs of the first row group, in lower case, `none` for uncompressed pages.
         nulls: the NULLs of each flat column that has statistics in all row groups, where they were asked for.
+        leaves, chunks: the leaves, and for each row group a chunk of each, where they were asked for.
     """
 
     path: str
@@ -62,6 +62,8 @@ class Footer:
     schema: tuple[Field, ...]
     compression: frozenset[str]
     nulls: dict[str, int] | None = None
+    leaves: tuple[Leaf, ...] = ()
+    chunks: tuple[tuple[Chunk, ...], ...] = ()
 
 
 def is_parquet_name(path: str) -> bool:
@@ -76,8 +78,10 @@ def has_magic(folder: Folder, path: str) -> bool:
         return file.read() in (MAGIC, _ENCRYPTED_MAGIC)
 
 
-def read_footer(folder: Folder, path: str, *, nulls: bool = False) -> Footer:
-    """Reads one file's footer: in one read, unless it is longer than 64 KiB; `nulls` counts those of its columns.
+def read_footer(folder: Folder, path: str, *, nulls: bool = False, columns: bool = False) -> Footer:
+    """Reads one file's footer: in one read, unless it is longer than 64 KiB.
+
+    `nulls` counts those of its columns; `columns` tells all of them, and checks where their pages lie.
 
     Raises:
         VerificationFailed: the file is not Parquet, is cut off or damaged, or its footer contradicts itself.
@@ -88,7 +92,7 @@ def read_footer(folder: Folder, path: str, *, nulls: bool = False) -> Footer:
     import pyarrow.parquet as pq
 
     whole = folder.locate(path)
-    data = _read_tail(folder, path)
+    data, room = _read_tail(folder, path)
     with translated(whole), _understood(whole):
         # The magic in front makes a file of the footer alone, which is all that is looked at here.
         metadata = pq.read_metadata(pa.BufferReader(MAGIC + data))
@@ -97,7 +101,8 @@ def read_footer(folder: Folder, path: str, *, nulls: bool = False) -> Footer:
         int96 = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == "INT96"}
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         codes = thrift.codecs(data)
-    unknown = sorted(codes - set(range(len(_CODECS))))
+        chunks = read_chunks(data) if columns else []
+    unknown = sorted(codes - set(range(len(CODECS))))
     if unknown:
         raise _damaged(whole, f"it names the unknown compression codec {unknown[0]}")
     footer = Footer(
@@ -108,12 +113,31 @@ def read_footer(folder: Folder, path: str, *, nulls: bool = False) -> Footer:
             Field(field.name, f"{field.type} (INT96)" if field.name in int96 else str(field.type), field.nullable)
             for field in arrow
         ),
-        compression=frozenset(_CODECS[code] for code in codes),
+        compression=frozenset(CODECS[code] for code in codes),
         nulls=_nulls(metadata) if nulls else None,
+        leaves=read_leaves(metadata.schema, arrow.names) if columns else (),
+        chunks=tuple(chunks),
     )
+    if columns:
+        _check_chunks(whole, footer, room)
     if footer.rows != sum(group.rows for group in footer.row_groups):
         raise _damaged(whole, f"the footer tells {footer.rows} rows, its row groups another number")
     return footer
+
+
+def _check_chunks(whole: str, footer: Footer, room: int) -> None:
+    hidden: dict[str, None] = {}
+    for group in footer.chunks:
+        if len(group) != len(footer.leaves):
+            raise _damaged(whole, f"a row group has {len(group)} columns, the schema {len(footer.leaves)}")
+        for leaf, chunk in zip(footer.leaves, group, strict=True):
+            if chunk.encrypted:
+                hidden[leaf.column] = None
+            elif chunk.start + chunk.bytes > room or (chunk.bytes and chunk.start < len(MAGIC)):
+                raise _damaged(whole, f"its footer tells of pages of `{leaf.path}` where there are none")
+    if hidden:
+        names = ", ".join(f"`{name}`" for name in hidden)
+        raise Unsupported(f"`{whole}`: its columns {names} are encrypted", hint="write it without encryption")
 
 
 def _nulls(metadata: Any) -> dict[str, int]:
@@ -135,13 +159,18 @@ def read_footers(
     jobs: int = FOOTER_JOBS,
     *,
     nulls: bool = False,
+    take: Callable[[Footer], Footer] | None = None,
 ) -> dict[str, Footer | StageError]:
-    """Reads many footers at once; a file whose footer cannot be read has its error in the footer's place."""
+    """Reads many footers at once; a file whose footer cannot be read has its error in the footer's place.
+
+    `take` is called in many threads with each footer, its columns told; what it gives is kept in the footer's place.
+    """
     paths = list(paths)
 
     def read(path: str) -> Footer | StageError:
         try:
-            return read_footer(folder, path, nulls=nulls)
+            footer = read_footer(folder, path, nulls=nulls, columns=take is not None)
+            return take(footer) if take else footer
         except StageError as error:
             return error
         finally:
@@ -182,8 +211,8 @@ def decode(folder: Folder, path: str) -> int:
     return found
 
 
-def _read_tail(folder: Folder, path: str) -> bytes:
-    """The footer with the length and the magic that end a Parquet file."""
+def _read_tail(folder: Folder, path: str) -> tuple[bytes, int]:
+    """The footer with the length and the magic that end a Parquet file, and where it begins."""
     whole = folder.locate(path)
     with translated(whole), folder.open(path) as file:
         size = file.seek(0, os.SEEK_END)
@@ -199,7 +228,7 @@ def _read_tail(folder: Folder, path: str) -> bytes:
         if length > len(tail):
             file.seek(size - length)
             tail = file.read(length)
-        return tail[-length:]
+        return tail[-length:], size - length
 
 
 @contextmanager

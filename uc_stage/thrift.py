@@ -1,6 +1,6 @@
-"""The Thrift compact bytes of a Parquet footer: a walk to one value, and the whole of it as a tree and back.
+"""The Thrift compact bytes of a Parquet footer: walks to some values, and the whole of it as a tree and back.
 
-The walk is for what pyarrow tells at the price of the process: pyarrow 26 ends it (`std::terminate`) when
+The walks are for what pyarrow tells slowly, or at the price of the process: pyarrow 26 ends it (`std::terminate`) when
 `ColumnChunkMetaData.compression` meets a codec that it does not know, which one flipped bit in a footer is enough for.
 The tree is for footers that are put together from those of several files. The encoding is Thrift's compact protocol:
 https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
@@ -18,6 +18,9 @@ _DEEPEST = 64
 
 # Field numbers of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData in Parquet's parquet.thrift.
 _ROW_GROUPS, _COLUMNS, _META_DATA, _CODEC = 4, 1, 3, 4
+
+# What of a struct is wanted, by field number: None for a value as it is, else what of the struct, or of those in a list.
+Shape = dict[int, "Shape | None"]
 
 
 def codecs(footer: bytes) -> set[int]:
@@ -39,6 +42,31 @@ def codecs(footer: bytes) -> set[int]:
     except IndexError:
         raise ValueError("the footer ends too early") from None
     return found
+
+
+def row_groups(footer: bytes, wanted: Shape) -> list[dict[int, Any]]:
+    """What is wanted of each row group, by field numbers; a field that is not there has no key.
+
+    Raises:
+        ValueError: the bytes are no footer.
+    """
+    try:
+        walk = _Walk(footer)
+        return [walk.picked(wanted) for _ in range(walk.elements())] if walk.enter(_ROW_GROUPS) else []
+    except IndexError:
+        raise ValueError("the footer ends too early") from None
+
+
+def picked(data: bytes, wanted: Shape) -> dict[int, Any]:
+    """What is wanted of the struct that the bytes begin with, as `row_groups` gives it.
+
+    Raises:
+        ValueError: the bytes begin with none.
+    """
+    try:
+        return _Walk(data).picked(wanted)
+    except IndexError:
+        raise ValueError("the struct ends too early") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +189,25 @@ class _Walk:
             field = field + (head >> 4) if head >> 4 else self.integer()
             kind = head & 15
             found[field] = (kind, kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth))
+        return found
+
+    def picked(self, wanted: Shape) -> dict[int, Any]:
+        """Reads what is wanted of the struct that begins here, and passes over the rest of it."""
+        found: dict[int, Any] = {}
+        field = 0
+        while head := self._byte():
+            field = field + (head >> 4) if head >> 4 else self.integer()
+            kind = head & 15
+            if field not in wanted:
+                self._skip(kind)
+            elif (inner := wanted[field]) is None:
+                found[field] = self._value(kind, 0)
+            elif kind == _STRUCT:
+                found[field] = self.picked(inner)
+            elif kind == _LIST and self._data[self._at] & 15 == _STRUCT:
+                found[field] = [self.picked(inner) for _ in range(self.elements())]
+            else:
+                raise ValueError("the footer has a value of another kind")
         return found
 
     def _value(self, kind: int, depth: int) -> Any:

@@ -36,7 +36,18 @@ from uc_stage.model.exports import (
     Snapshot,
     Source,
 )
-from uc_stage.model.inspecting import InspectReport, InspectRequest, Problem, Spread, TargetKind
+from uc_stage.model.inspecting import (
+    Bin,
+    Column,
+    Footers,
+    InspectReport,
+    InspectRequest,
+    Pile,
+    Problem,
+    SplitShare,
+    Spread,
+    TargetKind,
+)
 from uc_stage.model.measuring import BenchReport, BenchRequest, Measurement, Requirement
 from uc_stage.model.tables import Field, TableRef, read_timestamp
 
@@ -47,10 +58,12 @@ __all__ = [
     "DEFAULT_ROW_GROUP_BYTES",
     "BenchReport",
     "BenchRequest",
+    "Bin",
     "CachePlan",
     "CacheReport",
     "CacheRequest",
     "CachedCopy",
+    "Column",
     "Compression",
     "CopiesReport",
     "CopyFile",
@@ -61,6 +74,7 @@ __all__ = [
     "ExportReport",
     "ExportRequest",
     "Field",
+    "Footers",
     "Holder",
     "InspectReport",
     "InspectRequest",
@@ -68,6 +82,7 @@ __all__ = [
     "Layout",
     "Loader",
     "Measurement",
+    "Pile",
     "PlannedSplit",
     "Problem",
     "PrunePlan",
@@ -76,6 +91,7 @@ __all__ = [
     "Requirement",
     "Snapshot",
     "Source",
+    "SplitShare",
     "Spread",
     "TableRef",
     "TargetKind",

@@ -33,6 +33,83 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Column:
+    """One leaf of the Parquet schema, over all row groups of all files.
+
+    Attributes:
+        path: the leaf's path in the Parquet schema: `pair.list.element`.
+        column: the column that it belongs to.
+        physical, logical: the types of the Parquet format; a leaf may have no logical one.
+        bytes, uncompressed: of its pages, on disk and before compression.
+        share: of the bytes of all columns, from 0 to 1.
+        largest: the most uncompressed bytes that it has in one row group.
+        values: with NULLs; a list has one for each element.
+        nulls: None where a row group does not tell.
+        encodings, compression: of the data pages, in all files.
+        distinct_min: the most distinct values that one row group tells of; None where none tells.
+        distinct_max: the sum over all row groups; None where one does not tell. With one row group both are exact.
+    """
+
+    path: str
+    column: str
+    physical: str
+    logical: str | None
+    bytes: int
+    uncompressed: int
+    share: float
+    largest: int
+    values: int
+    nulls: int | None
+    encodings: tuple[str, ...]
+    compression: tuple[str, ...]
+    distinct_min: int | None = None
+    distinct_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Footers:
+    """What the footers of some files tell, all together.
+
+    Attributes:
+        uncompressed: the bytes of all pages before compression, by split.
+        row_group_rows, row_group_bytes: over all row groups; bytes are uncompressed; None where there is none.
+        columns: in the order of the first file; each path once.
+    """
+
+    uncompressed: dict[str, int]
+    row_group_rows: Spread | None
+    row_group_bytes: Spread | None
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitShare:
+    """What a split of an export holds; `uncompressed` is None where the footers were not kept."""
+
+    rows: int
+    files: int
+    bytes: int
+    uncompressed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """The files of at least `least` and less than `below` bytes."""
+
+    least: int
+    below: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pile:
+    """Some files of a folder that have something in common."""
+
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is not as it should be: a stable `code`, the words, and the file where there is one."""
 
