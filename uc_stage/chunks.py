@@ -5,6 +5,7 @@ The names and numbers are those of https://github.com/apache/parquet-format/blob
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -129,17 +130,22 @@ def _chunk(told: dict[int, Any]) -> Chunk:
 
 def _encodings(data: dict[int, Any]) -> tuple[frozenset[str], bool]:
     """The encodings of the values, and whether the footer tells them page by page."""
-    pages = [
+    pages = tuple(
         page.get(_PAGE_ENCODING, 0)
         for page in data.get(_PAGES, ())
-        if page.get(_PAGE_TYPE) in (_DATA_PAGE, _DATA_PAGE_V2)
-    ]
+        if page.get(_PAGE_TYPE, 0) in (_DATA_PAGE, _DATA_PAGE_V2)
+    )
     if pages:
-        return frozenset(_named(_ENCODINGS, number, "encoding") for number in pages), True
+        return _known(pages), True
     used = data.get(_USED)
-    every = {_named(_ENCODINGS, number, "encoding") for number in (used.values if used else ())}
     # The list holds those of the levels too, and with a dictionary that of its page.
-    return frozenset(every - _LEVELS or every), False
+    every = _known(tuple(used.values) if isinstance(used, thrift.Items) else ())
+    return every - _LEVELS or every, False
+
+
+@functools.lru_cache
+def _known(numbers: tuple[Any, ...]) -> frozenset[str]:
+    return frozenset(_named(_ENCODINGS, number, "encoding") for number in numbers)
 
 
 def _number(told: dict[int, Any], field: int, missing: Any = 0) -> Any:

@@ -6,13 +6,13 @@ and relative paths, works on any storage, and raises or gives `StageError`s that
 
 from __future__ import annotations
 
+import contextlib
 import os
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from uc_stage import thrift
-from uc_stage.chunks import CODECS, Chunk, Leaf, read_chunks, read_leaves
+from uc_stage.chunks import CODECS, Chunk, Leaf, read_chunks, read_distinct, read_leaves
 from uc_stage.crew import each
 from uc_stage.errors import StageError, Unsupported, VerificationFailed
 from uc_stage.model import Field
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".parquet", ".parq", ".pq")
 MAGIC = b"PAR1"
-_ENCRYPTED_MAGIC = b"PARE"
+ENCRYPTED_MAGIC = b"PARE"
 
 # A footer is one or two small reads, and on a volume all of the time is the wait for them.
 FOOTER_JOBS = 32
 _TAIL_BYTES = 64 * 1024
+# More than a dictionary page's header has.
+_PAGE_HEADER_BYTES = 64
 # The magic at both ends and the footer's length.
 _LEAST_BYTES = 12
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,11 @@ def is_parquet_name(path: str) -> bool:
 
 
 def has_magic(folder: Folder, path: str) -> bool:
-    """Whether a file ends as Parquet does, whatever it is called."""
+    """Whether a file begins or ends as Parquet does, whatever it is called."""
     with translated(folder.locate(path)), folder.open(path) as file:
+        head = file.read(len(MAGIC))
         file.seek(max(0, file.seek(0, os.SEEK_END) - len(MAGIC)))
-        return file.read() in (MAGIC, _ENCRYPTED_MAGIC)
+        return not {head, file.read()}.isdisjoint((MAGIC, ENCRYPTED_MAGIC))
 
 
 def read_footer(folder: Folder, path: str, *, nulls: bool = False, columns: bool = False) -> Footer:
@@ -180,6 +182,30 @@ def read_footers(
     return dict(zip(paths, each(read, paths, jobs), strict=True))
 
 
+def count_distinct(folder: Folder, footer: Footer, most: int) -> list[list[int | None]]:
+    """What the dictionaries of a file tell: for each row group, of each leaf, its distinct values, or None.
+
+    The footer has its chunks. So many dictionaries at most are looked at, each by one small read, in the file's order.
+
+    Raises:
+        NotFound, AccessDenied, Unavailable: as the storage says.
+    """
+    counts: list[list[int | None]] = [[None] * len(group) for group in footer.chunks]
+    wanted = [
+        (number, at, chunk.dictionary)
+        for number, group in enumerate(footer.chunks)
+        for at, chunk in enumerate(group)
+        if chunk.dictionary is not None
+    ][:most]
+    whole = folder.locate(footer.path)
+    with translated(whole), folder.open(footer.path) as file:
+        for number, at, offset in wanted:
+            file.seek(offset)
+            # Without the NULL, which no dictionary holds.
+            counts[number][at] = read_distinct(file.read(_PAGE_HEADER_BYTES))
+    return counts
+
+
 def decode(folder: Folder, path: str) -> int:
     """Reads every page of every column, with page checksums where the writer left any, and gives the rows.
 
@@ -199,7 +225,8 @@ def decode(folder: Folder, path: str) -> int:
         translated(whole),
         _understood(whole),
         folder.open(path) as stream,
-        pq.ParquetFile(stream, page_checksum_verification=True) as file,
+        _native(stream) as source,
+        pq.ParquetFile(source, page_checksum_verification=True) as file,
     ):
         told = file.metadata.num_rows
         found = 0
@@ -211,6 +238,20 @@ def decode(folder: Folder, path: str) -> int:
     return found
 
 
+def _native(stream: BinaryIO) -> Any:
+    """An open file as pyarrow reads it without Python, where it is one of this machine's.
+
+    A thread of pyarrow that lets go of a Python file when the interpreter has ended takes the process with it.
+    """
+    import pyarrow as pa
+
+    try:
+        number = stream.fileno()
+    except (OSError, AttributeError):
+        return contextlib.nullcontext(stream)
+    return pa.OSFile(f"/proc/self/fd/{number}")
+
+
 def _read_tail(folder: Folder, path: str) -> tuple[bytes, int]:
     """The footer with the length and the magic that end a Parquet file, and where it begins."""
     whole = folder.locate(path)
@@ -218,9 +259,9 @@ def _read_tail(folder: Folder, path: str) -> tuple[bytes, int]:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))
         tail = file.read()
-        if len(tail) < _LEAST_BYTES or tail[-4:] not in (MAGIC, _ENCRYPTED_MAGIC):
+        if len(tail) < _LEAST_BYTES or tail[-4:] not in (MAGIC, ENCRYPTED_MAGIC):
             raise _damaged(whole, "it does not end as Parquet does" if size else "it is empty")
-        if tail[-4:] == _ENCRYPTED_MAGIC:
+        if tail[-4:] == ENCRYPTED_MAGIC:
             raise _encrypted(whole)
         length = int.from_bytes(tail[-8:-4], "little") + 8
         if length > size - len(MAGIC):
@@ -231,7 +272,7 @@ def _read_tail(folder: Folder, path: str) -> tuple[bytes, int]:
         return tail[-length:], size - length
 
 
-@contextmanager
+@contextlib.contextmanager
 def _understood(whole: str) -> Iterator[None]:
     """Turns what pyarrow raises over a file's content into a `StageError`; what the storage raised passes."""
     import pyarrow as pa

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import threading
@@ -9,13 +10,20 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from uc_stage.errors import StageError
 from uc_stage.model import Column, Footers, Spread
+from uc_stage.parquet import count_distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from uc_stage.chunks import Chunk, Leaf
     from uc_stage.parquet import Footer
+    from uc_stage.storage import Folder
+
+
+# A small read each, of the first file.
+_DICTIONARIES = 64
 
 
 @dataclass(slots=True)
@@ -67,17 +75,24 @@ class _Sum:
 class Tally:
     """The sum of many footers; `add` is safe to call from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._dictionaries = _DICTIONARIES
         self._lock = threading.Lock()
         self._rows, self._bytes = array("q"), array("q")
         self._uncompressed: dict[str, int] = {}
         self._sums: dict[str, _Sum] = {}
 
-    def add(self, footer: Footer, split: str = "", distinct: Sequence[Sequence[int | None]] = ()) -> Footer:
-        """Adds a footer whose columns were told, and gives it without them.
-
-        `distinct` holds what each row group's dictionaries tell, column by column, where those were read.
-        """
+    def add(self, footer: Footer, split: str = "") -> Footer:
+        """Adds a footer whose columns were told, and gives it without them."""
+        with self._lock:
+            most, self._dictionaries = self._dictionaries, 0
+        # The dictionaries of one file tell the least there is; all would be a read for each column of each row group.
+        distinct: list[list[int | None]] = []
+        if most:
+            # A file that cannot be read there has its problem told by who reads it.
+            with contextlib.suppress(StageError):
+                distinct = count_distinct(self._folder, footer, most)
         with self._lock:
             self._rows.extend(group.rows for group in footer.row_groups)
             self._bytes.extend(group.bytes for group in footer.row_groups)

@@ -15,12 +15,13 @@ _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7,
 # A list of so many elements or more has its length in a number of its own.
 _LONG = 15
 _DEEPEST = 64
+# What of a struct is wanted, by field number: None for a value as it is, else what of the struct or the list of some.
+Shape = dict[int, "Shape | None"]
+_UNWANTED: Shape = {}
+_INTEGERS = frozenset({4, 5, 6})
 
 # Field numbers of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData in Parquet's parquet.thrift.
 _ROW_GROUPS, _COLUMNS, _META_DATA, _CODEC = 4, 1, 3, 4
-
-# What of a struct is wanted, by field number: None for a value as it is, else what of the struct, or of those in a list.
-Shape = dict[int, "Shape | None"]
 
 
 def codecs(footer: bytes) -> set[int]:
@@ -51,10 +52,10 @@ def row_groups(footer: bytes, wanted: Shape) -> list[dict[int, Any]]:
         ValueError: the bytes are no footer.
     """
     try:
-        walk = _Walk(footer)
-        return [walk.picked(wanted) for _ in range(walk.elements())] if walk.enter(_ROW_GROUPS) else []
+        found: list[dict[int, Any]] = _Walk(footer).picked({_ROW_GROUPS: wanted}).get(_ROW_GROUPS, [])
     except IndexError:
         raise ValueError("the footer ends too early") from None
+    return found
 
 
 def picked(data: bytes, wanted: Shape) -> dict[int, Any]:
@@ -193,21 +194,36 @@ class _Walk:
 
     def picked(self, wanted: Shape) -> dict[int, Any]:
         """Reads what is wanted of the struct that begins here, and passes over the rest of it."""
+        # The loop of all that is read of many footers: numbers are most of it, and are read on the spot.
+        data, field = self._data, 0
         found: dict[int, Any] = {}
-        field = 0
-        while head := self._byte():
+        while head := data[self._at]:
+            self._at += 1
             field = field + (head >> 4) if head >> 4 else self.integer()
             kind = head & 15
-            if field not in wanted:
+            inner = wanted.get(field, _UNWANTED)
+            if kind in _INTEGERS and (inner is _UNWANTED or inner is None):
+                byte = data[self._at]
+                self._at += 1
+                value, shift = byte & 127, 7
+                while byte > 127:  # noqa: PLR2004 - seven bits a byte
+                    byte = data[self._at]
+                    self._at += 1
+                    value |= (byte & 127) << shift
+                    shift += 7
+                if inner is None:
+                    found[field] = (value >> 1) ^ -(value & 1)
+            elif inner is _UNWANTED:
                 self._skip(kind)
-            elif (inner := wanted[field]) is None:
+            elif inner is None:
                 found[field] = self._value(kind, 0)
             elif kind == _STRUCT:
                 found[field] = self.picked(inner)
-            elif kind == _LIST and self._data[self._at] & 15 == _STRUCT:
+            elif kind == _LIST and data[self._at] & 15 == _STRUCT:
                 found[field] = [self.picked(inner) for _ in range(self.elements())]
             else:
                 raise ValueError("the footer has a value of another kind")
+        self._at += 1
         return found
 
     def _value(self, kind: int, depth: int) -> Any:

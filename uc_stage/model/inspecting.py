@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from uc_stage.model.tables import Field
@@ -124,10 +124,19 @@ class InspectReport:
 
     Attributes:
         source: the table of an export, the source of a copy.
+        version_at, version_age: when the table's version was committed, and the seconds since.
         created_at: when the table's version was committed, the export published, or the copy made.
+        options: what an export was asked for beyond its table, by the manifest's names: `where`, `files` and so on.
         files, bytes: those on disk now that belong to the target; a table's are None where the log does not tell.
+        uncompressed: the bytes of all Parquet pages before compression.
         splits: the rows of each split.
+        split_shares: what else each split holds.
         row_group_rows, row_group_bytes: over all row groups of the Parquet files; bytes are uncompressed.
+        columns: the leaves of the Parquet schema, as the footers tell them; empty where none was read or kept.
+        footers_read: how many footers this look had to read; those of an export are kept in its manifest.
+        file_sizes: the files by their bytes, each bin up to twice as large as the one before; empty for no files.
+        extensions: the files by what their names end with, in lower case, `.jpg`; the most bytes first.
+        folders: those that are no Parquet by the folder they lie in: the classes of images or of audio.
         freshness: `fresh` or `stale` against the table (an export) or the source (a copy); `unknown` where that
             cannot be reached from here; None for what has no origin.
         verified: whether every file's bytes match what was recorded; None unless `verify` was asked.
@@ -160,3 +169,13 @@ class InspectReport:
     verified_detail: str | None = None
     problems: tuple[Problem, ...] = ()
     variant: str = ""
+    version_at: str | None = None
+    version_age: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    uncompressed: int | None = None
+    split_shares: dict[str, SplitShare] = field(default_factory=dict)
+    columns: tuple[Column, ...] = ()
+    footers_read: int = 0
+    file_sizes: tuple[Bin, ...] = ()
+    extensions: dict[str, Pile] = field(default_factory=dict)
+    folders: dict[str, Pile] = field(default_factory=dict)
