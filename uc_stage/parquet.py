@@ -94,7 +94,7 @@ def read_footer(folder: Folder, path: str, *, nulls: bool = False, columns: bool
     import pyarrow.parquet as pq
 
     whole = folder.locate(path)
-    data, room = _read_tail(folder, path)
+    data, size = _read_tail(folder, path)
     with translated(whole), _understood(whole):
         # The magic in front makes a file of the footer alone, which is all that is looked at here.
         metadata = pq.read_metadata(pa.BufferReader(MAGIC + data))
@@ -102,8 +102,9 @@ def read_footer(folder: Folder, path: str, *, nulls: bool = False, columns: bool
         leaves = [metadata.schema.column(i) for i in range(len(metadata.schema))]
         int96 = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == "INT96"}
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        codes = thrift.codecs(data)
+        # What is unknown must be refused before pyarrow looks at it.
         chunks = read_chunks(data) if columns else []
+        codes = {CODECS.index(chunk.codec) for chunk in chunks[0]} if chunks else thrift.codecs(data)
     unknown = sorted(codes - set(range(len(CODECS))))
     if unknown:
         raise _damaged(whole, f"it names the unknown compression codec {unknown[0]}")
@@ -121,13 +122,13 @@ def read_footer(folder: Folder, path: str, *, nulls: bool = False, columns: bool
         chunks=tuple(chunks),
     )
     if columns:
-        _check_chunks(whole, footer, room)
+        _check_chunks(whole, footer, size)
     if footer.rows != sum(group.rows for group in footer.row_groups):
         raise _damaged(whole, f"the footer tells {footer.rows} rows, its row groups another number")
     return footer
 
 
-def _check_chunks(whole: str, footer: Footer, room: int) -> None:
+def _check_chunks(whole: str, footer: Footer, size: int) -> None:
     hidden: dict[str, None] = {}
     for group in footer.chunks:
         if len(group) != len(footer.leaves):
@@ -135,7 +136,7 @@ def _check_chunks(whole: str, footer: Footer, room: int) -> None:
         for leaf, chunk in zip(footer.leaves, group, strict=True):
             if chunk.encrypted:
                 hidden[leaf.column] = None
-            elif chunk.start + chunk.bytes > room or (chunk.bytes and chunk.start < len(MAGIC)):
+            elif chunk.start + chunk.bytes > size:
                 raise _damaged(whole, f"its footer tells of pages of `{leaf.path}` where there are none")
     if hidden:
         names = ", ".join(f"`{name}`" for name in hidden)
@@ -253,7 +254,7 @@ def _native(stream: BinaryIO) -> Any:
 
 
 def _read_tail(folder: Folder, path: str) -> tuple[bytes, int]:
-    """The footer with the length and the magic that end a Parquet file, and where it begins."""
+    """The footer with the length and the magic that end a Parquet file, and the size of the file."""
     whole = folder.locate(path)
     with translated(whole), folder.open(path) as file:
         size = file.seek(0, os.SEEK_END)
@@ -269,7 +270,7 @@ def _read_tail(folder: Folder, path: str) -> tuple[bytes, int]:
         if length > len(tail):
             file.seek(size - length)
             tail = file.read(length)
-        return tail[-length:], size - length
+        return tail[-length:], size
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from uc_stage.storage import Folder
 
 
-# A small read each, of the first file.
+# A small read each.
 _DICTIONARIES = 64
 
 
@@ -73,11 +73,14 @@ class _Sum:
 
 
 class Tally:
-    """The sum of many footers; `add` is safe to call from any thread."""
+    """The sum of many footers; `add` is safe to call from any thread.
 
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-        self._dictionaries = _DICTIONARIES
+    The dictionaries of one file, `sampled`, tell the least there is of distinct values: those of all would be a read
+    for each column of each row group.
+    """
+
+    def __init__(self, folder: Folder, sampled: str | None) -> None:
+        self._folder, self._sampled = folder, sampled
         self._lock = threading.Lock()
         self._rows, self._bytes = array("q"), array("q")
         self._uncompressed: dict[str, int] = {}
@@ -85,14 +88,11 @@ class Tally:
 
     def add(self, footer: Footer, split: str = "") -> Footer:
         """Adds a footer whose columns were told, and gives it without them."""
-        with self._lock:
-            most, self._dictionaries = self._dictionaries, 0
-        # The dictionaries of one file tell the least there is; all would be a read for each column of each row group.
         distinct: list[list[int | None]] = []
-        if most:
+        if footer.path == self._sampled:
             # A file that cannot be read there has its problem told by who reads it.
             with contextlib.suppress(StageError):
-                distinct = count_distinct(self._folder, footer, most)
+                distinct = count_distinct(self._folder, footer, _DICTIONARIES)
         with self._lock:
             self._rows.extend(group.rows for group in footer.row_groups)
             self._bytes.extend(group.bytes for group in footer.row_groups)

@@ -19,6 +19,9 @@ _DEEPEST = 64
 Shape = dict[int, "Shape | None"]
 _UNWANTED: Shape = {}
 _INTEGERS = frozenset({4, 5, 6})
+# In a struct a boolean's value is its kind, in a list it takes a byte.
+_WIDTHS = {_TRUE: 0, _FALSE: 0, _BYTE: 1, _DOUBLE: 8}
+_IN_A_LIST = {_TRUE: _BYTE, _FALSE: _BYTE}
 
 # Field numbers of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData in Parquet's parquet.thrift.
 _ROW_GROUPS, _COLUMNS, _META_DATA, _CODEC = 4, 1, 3, 4
@@ -266,28 +269,31 @@ class _Walk:
     def _skip(self, kind: int, depth: int = 0) -> None:
         if depth > _DEEPEST:
             raise ValueError("the footer is nested too deeply")
-        if kind in (_TRUE, _FALSE):
-            return
-        if kind == _BYTE:
-            self._at += 1
-        elif kind == _DOUBLE:
-            self._at += 8
+        data = self._data
+        if kind in _INTEGERS:
+            at = self._at
+            while data[at] > 127:  # noqa: PLR2004 - seven bits a byte
+                at += 1
+            self._at = at + 1
         elif kind == _BINARY:
             length = self._varint()
             self._at += length
-        elif kind in (_LIST, _SET):
-            inner = self._data[self._at] & 15
-            for _ in range(self.elements()):
-                # In a list a boolean takes a byte.
-                self._skip(_BYTE if inner in (_TRUE, _FALSE) else inner, depth + 1)
         elif kind == _STRUCT:
-            while head := self._byte():
+            while head := data[self._at]:
+                self._at += 1
                 if not head >> 4:
                     self._varint()
                 self._skip(head & 15, depth + 1)
+            self._at += 1
+        elif kind in (_LIST, _SET):
+            inner = _IN_A_LIST.get(data[self._at] & 15, data[self._at] & 15)
+            for _ in range(self.elements()):
+                self._skip(inner, depth + 1)
+        elif kind in _WIDTHS:
+            self._at += _WIDTHS[kind]
         elif kind == _MAP:
             raise ValueError("no footer has a map")
         else:
             self._varint()
-        if self._at > len(self._data):  # or a list that claims a billion elements would be walked to its end
+        if self._at > len(data):  # or a list that claims a billion elements would be walked to its end
             raise IndexError

@@ -62,7 +62,7 @@ class Prepared:
         plan = self.plan
         with Publication(self.folder, plan.snapshot.source.version, plan.request.keep) as publication:
             names = self.engine.write(plan, publication, progress)
-            tally = Tally(self.folder)
+            tally = Tally(self.folder, min((name for files in names.values() for name in files), default=None))
             splits = checked_splits(plan, self.folder, names, publication.written, tally, progress)
             stored = publication.commit(
                 Manifest(

@@ -130,7 +130,7 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
     below_tables = tuple(f"{path}/" for path in found.tables)
     data = [path for path in known if not is_marker(path) and not path.startswith(below_tables)]
     whole = [path for path in data if path not in spoilt]
-    survey = Survey(found)
+    survey = Survey(found, whole if found.kind == "file" else filter(is_parquet_name, whole))
     footers = _footers(found, _unkept(found, whole, verify=request.verify), survey, progress)
     good = [footer for footer in footers.values() if isinstance(footer, Footer)]
     problems += wholeness.unreadable(footers, found)

@@ -10,15 +10,17 @@ from uc_stage.inspection import wholeness
 from uc_stage.tally import Tally
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from uc_stage.model import Field, Footers, Problem
     from uc_stage.parquet import Footer
     from uc_stage.targets import Target
 
 
 class Survey:
-    """The footers so far: their sum, and what is wrong with each."""
+    """The footers so far, of those of `paths`: their sum, and what is wrong with each."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, paths: Iterable[str]) -> None:
         self._told = {file.path: file for file in target.manifest.files} if target.manifest else {}
         self._split_of = (
             {file.path: split for split, files in target.manifest.splits.items() for file in files}
@@ -26,7 +28,7 @@ class Survey:
             else {}
         )
         self._lock = threading.Lock()
-        self._tally = Tally(target.folder)
+        self._tally = Tally(target.folder, min(paths, default=None))
         self._schemas: dict[tuple[Field, ...], tuple[Field, ...]] = {}
         self._problems: list[Problem] = []
 
