@@ -12,7 +12,7 @@ from uc_stage.storage import space_at
 
 def is_cache(target: str) -> bool:
     """Whether a target is a cache folder: then its copies are what is asked for."""
-    return "://" not in target and is_root(os.path.abspath(os.path.expanduser(target)))
+    return "://" not in target and is_root(os.path.expanduser(target))
 
 
 def run(cache_dir: str) -> CopiesReport:

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 # A stat or a listing on a volume is a round trip; so many are in flight at once.
 _LISTERS = 64
 
-# A look that takes longer was a round trip: after a few in a row, the next ones in that folder go many at once. One
-# alone may be a busy machine's, and a mount may take looks at what it did not tell of one after the other.
+# A look that takes longer was a round trip: the next ones in that folder go many at once.
 _QUICK_SECONDS = 0.002
-_SLOW_LOOKS = 3
 
 # The kernel reads so far ahead by itself.
 _AHEAD_BYTES = 128 * 1024
@@ -92,19 +90,19 @@ class LocalFolder:
         entries: list[Entry] = []
         tasks: list[_Task] = []
         left: list[os.DirEntry[str]] = []
-        slow = 0
+        quick = True
         with translated(self.locate(folder.prefix)):
             try:
                 with os.scandir(self.locate(folder.prefix)) as found:
                     for item in found:
                         if not hidden and item.name.startswith("."):
                             continue
-                        if slow < _SLOW_LOOKS:
+                        if quick:
                             began = time.monotonic()
                             seen, below = self._look(folder, [item], hidden)
                             entries += seen
                             tasks += below
-                            slow = slow + 1 if time.monotonic() - began >= _QUICK_SECONDS else 0
+                            quick = time.monotonic() - began < _QUICK_SECONDS
                         else:
                             left.append(item)
             except FileNotFoundError:
