@@ -339,7 +339,7 @@ def test_verify_tells_progress_in_bytes(export: str) -> None:
     watched = Watched()
     report = uc_stage.inspect(export, verify=True, progress=watched)
 
-    assert watched.phases == {"footers": [3, "files", 3], "verify": [report.bytes, "bytes", report.bytes]}
+    assert watched.phases == {"verify": [report.bytes, "bytes", report.bytes]}
 
 
 def test_a_mount_that_gives_other_bytes_is_found_out(volume: Volume) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from uc_stage.errors import Unsupported, VerificationFailed
-from uc_stage.model import CopyFile, ExportFile, Field, Layout, Source
+from uc_stage.model import Column, CopyFile, ExportFile, Field, Footers, Layout, Source, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -40,6 +40,8 @@ class Manifest:
         created_at: ISO 8601 with an offset.
         dropped: the rows that were left out to make all files equal.
         retained: the files of earlier generations that `--keep` holds, by generation, the newest first.
+        footers: what the footers of all files tell together, so that nobody has to read them again; their number does
+            not make it longer. None where they were not kept.
         raw: the JSON as it was read, so that fields that this version does not know survive a rewrite.
     """
 
@@ -55,6 +57,7 @@ class Manifest:
     created_at: str
     dropped: int = 0
     retained: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    footers: Footers | None = None
     raw: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -75,7 +78,7 @@ class Manifest:
     def part(self, paths: Collection[str], variant: str) -> Manifest:
         """The manifest of a copy that holds these files alone, with `variant` under `part` in its JSON.
 
-        What else it tells, `dropped` among it, stays what it is: of the whole export.
+        What else it tells, `dropped` among it, stays what it is: of the whole export; but the footers are not kept.
         """
         kept = {name: tuple(file for file in files if file.path in paths) for name, files in self.splits.items()}
         splits = {name: files for name, files in kept.items() if files}
@@ -83,7 +86,8 @@ class Manifest:
         # A pattern from a command line may be no UTF-8.
         told = variant.encode(errors="backslashreplace").decode()
         raw = {**self.raw, "splits": {name: known[name] for name in splits if name in known}, "part": told}
-        return dataclasses.replace(self, splits=splits, retained={}, raw=raw)
+        raw.pop("footers", None)
+        return dataclasses.replace(self, splits=splits, retained={}, footers=None, raw=raw)
 
     def to_json(self) -> bytes:
         """The manifest as it is stored."""
@@ -101,6 +105,8 @@ class Manifest:
             "dropped": self.dropped,
             "retained": [{"name": name, "files": paths} for name, paths in self.retained.items()],
         }
+        if self.footers is not None:
+            own["footers"] = dataclasses.asdict(self.footers)
         return _canonical(_merge(self.raw, own)) + b"\n"
 
     @classmethod
@@ -129,6 +135,7 @@ class Manifest:
                 created_at=_typed(raw["created_at"], str),
                 dropped=_typed(raw.get("dropped", 0), int),
                 retained={_typed(old["name"], str): tuple(old["files"]) for old in raw.get("retained", [])},
+                footers=_footers(raw["footers"]) if raw.get("footers") is not None else None,
                 raw=raw,
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -288,6 +295,19 @@ def _record(kind: type[Any], data: Any) -> Any:
             message = f"`{key}` is {value!r}"
             raise TypeError(message)
     return kind(**known)
+
+
+def _footers(data: Any) -> Footers:
+    def read_spread(name: str) -> Spread | None:
+        found: Spread | None = None if data[name] is None else _record(Spread, data[name])
+        return found
+
+    return Footers(
+        uncompressed={_typed(name, str): _typed(count, int) for name, count in data["uncompressed"].items()},
+        row_group_rows=read_spread("row_group_rows"),
+        row_group_bytes=read_spread("row_group_bytes"),
+        columns=tuple(_record(Column, column) for column in data["columns"]),
+    )
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -6,12 +6,13 @@ and relative paths, works on any storage, and raises or gives `StageError`s that
 
 from __future__ import annotations
 
+import contextlib
 import os
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from uc_stage import thrift
+from uc_stage.chunks import CODECS, Chunk, Leaf, read_chunks, read_distinct, read_leaves
 from uc_stage.crew import each
 from uc_stage.errors import StageError, Unsupported, VerificationFailed
 from uc_stage.model import Field
@@ -19,23 +20,22 @@ from uc_stage.progress import SILENT
 from uc_stage.storage import translated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from uc_stage.progress import Progress
     from uc_stage.storage import Folder
 
 SUFFIXES = (".parquet", ".parq", ".pq")
 MAGIC = b"PAR1"
-_ENCRYPTED_MAGIC = b"PARE"
+ENCRYPTED_MAGIC = b"PARE"
 
 # A footer is one or two small reads, and on a volume all of the time is the wait for them.
 FOOTER_JOBS = 32
 _TAIL_BYTES = 64 * 1024
+# More than a dictionary page's header has.
+_PAGE_HEADER_BYTES = 64
 # The magic at both ends and the footer's length.
 _LEAST_BYTES = 12
-
-# By the numbers of `CompressionCodec` in https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
-_CODECS = ("none", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class Footer:
         schema: the columns as Arrow reads them, but those that hold a Parquet INT96 have ` (INT96)` after the type.
         compression: the codecs of the first row group, in lower case, `none` for uncompressed pages.
         nulls: the NULLs of each flat column that has statistics in all row groups, where they were asked for.
+        leaves, chunks: the leaves, and for each row group a chunk of each, where they were asked for.
     """
 
     path: str
@@ -62,6 +63,8 @@ class Footer:
     schema: tuple[Field, ...]
     compression: frozenset[str]
     nulls: dict[str, int] | None = None
+    leaves: tuple[Leaf, ...] = ()
+    chunks: tuple[tuple[Chunk, ...], ...] = ()
 
 
 def is_parquet_name(path: str) -> bool:
@@ -70,14 +73,17 @@ def is_parquet_name(path: str) -> bool:
 
 
 def has_magic(folder: Folder, path: str) -> bool:
-    """Whether a file ends as Parquet does, whatever it is called."""
+    """Whether a file begins or ends as Parquet does, whatever it is called."""
     with translated(folder.locate(path)), folder.open(path) as file:
+        head = file.read(len(MAGIC))
         file.seek(max(0, file.seek(0, os.SEEK_END) - len(MAGIC)))
-        return file.read() in (MAGIC, _ENCRYPTED_MAGIC)
+        return not {head, file.read()}.isdisjoint((MAGIC, ENCRYPTED_MAGIC))
 
 
-def read_footer(folder: Folder, path: str, *, nulls: bool = False) -> Footer:
-    """Reads one file's footer: in one read, unless it is longer than 64 KiB; `nulls` counts those of its columns.
+def read_footer(folder: Folder, path: str, *, nulls: bool = False, columns: bool = False) -> Footer:
+    """Reads one file's footer: in one read, unless it is longer than 64 KiB.
+
+    `nulls` counts those of its columns; `columns` tells all of them, and checks where their pages lie.
 
     Raises:
         VerificationFailed: the file is not Parquet, is cut off or damaged, or its footer contradicts itself.
@@ -88,7 +94,7 @@ def read_footer(folder: Folder, path: str, *, nulls: bool = False) -> Footer:
     import pyarrow.parquet as pq
 
     whole = folder.locate(path)
-    data = _read_tail(folder, path)
+    data, size = _read_tail(folder, path)
     with translated(whole), understood(whole):
         # The magic in front makes a file of the footer alone, which is all that is looked at here.
         metadata = pq.read_metadata(pa.BufferReader(MAGIC + data))
@@ -96,8 +102,10 @@ def read_footer(folder: Folder, path: str, *, nulls: bool = False) -> Footer:
         leaves = [metadata.schema.column(i) for i in range(len(metadata.schema))]
         int96 = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == "INT96"}
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        codes = thrift.codecs(data)
-    unknown = sorted(codes - set(range(len(_CODECS))))
+        # What is unknown must be refused before pyarrow looks at it.
+        chunks = read_chunks(data) if columns else []
+        codes = {CODECS.index(chunk.codec) for chunk in chunks[0]} if chunks else thrift.codecs(data)
+    unknown = sorted(codes - set(range(len(CODECS))))
     if unknown:
         raise _damaged(whole, f"it names the unknown compression codec {unknown[0]}")
     footer = Footer(
@@ -108,9 +116,13 @@ def read_footer(folder: Folder, path: str, *, nulls: bool = False) -> Footer:
             Field(field.name, f"{field.type} (INT96)" if field.name in int96 else str(field.type), field.nullable)
             for field in arrow
         ),
-        compression=frozenset(_CODECS[code] for code in codes),
+        compression=frozenset(CODECS[code] for code in codes),
         nulls=_nulls(metadata) if nulls else None,
+        leaves=read_leaves(metadata.schema, arrow.names) if columns else (),
+        chunks=tuple(chunks),
     )
+    if columns:
+        _check_chunks(whole, footer, size)
     if footer.rows != sum(group.rows for group in footer.row_groups):
         raise _damaged(whole, f"the footer tells {footer.rows} rows, its row groups another number")
     return footer
@@ -122,9 +134,24 @@ def read_metadata(folder: Folder, path: str) -> Any:
     import pyarrow.parquet as pq
 
     whole = folder.locate(path)
-    data = _read_tail(folder, path)
+    data, _ = _read_tail(folder, path)
     with translated(whole), understood(whole):
         return pq.read_metadata(pa.BufferReader(MAGIC + data))
+
+
+def _check_chunks(whole: str, footer: Footer, size: int) -> None:
+    hidden: dict[str, None] = {}
+    for group in footer.chunks:
+        if len(group) != len(footer.leaves):
+            raise _damaged(whole, f"a row group has {len(group)} columns, the schema {len(footer.leaves)}")
+        for leaf, chunk in zip(footer.leaves, group, strict=True):
+            if chunk.encrypted:
+                hidden[leaf.column] = None
+            elif chunk.start + chunk.bytes > size:
+                raise _damaged(whole, f"its footer tells of pages of `{leaf.path}` where there are none")
+    if hidden:
+        names = ", ".join(f"`{name}`" for name in hidden)
+        raise Unsupported(f"`{whole}`: its columns {names} are encrypted", hint="write it without encryption")
 
 
 def _nulls(metadata: Any) -> dict[str, int]:
@@ -146,13 +173,18 @@ def read_footers(
     jobs: int = FOOTER_JOBS,
     *,
     nulls: bool = False,
+    take: Callable[[Footer], Footer] | None = None,
 ) -> dict[str, Footer | StageError]:
-    """Reads many footers at once; a file whose footer cannot be read has its error in the footer's place."""
+    """Reads many footers at once; a file whose footer cannot be read has its error in the footer's place.
+
+    `take` is called in many threads with each footer, its columns told; what it gives is kept in the footer's place.
+    """
     paths = list(paths)
 
     def read(path: str) -> Footer | StageError:
         try:
-            return read_footer(folder, path, nulls=nulls)
+            footer = read_footer(folder, path, nulls=nulls, columns=take is not None)
+            return take(footer) if take else footer
         except StageError as error:
             return error
         finally:
@@ -160,6 +192,30 @@ def read_footers(
 
     progress.phase("footers", total=len(paths), unit="files")
     return dict(zip(paths, each(read, paths, jobs), strict=True))
+
+
+def count_distinct(folder: Folder, footer: Footer, most: int) -> list[list[int | None]]:
+    """What the dictionaries of a file tell: for each row group, of each leaf, its distinct values, or None.
+
+    The footer has its chunks. So many dictionaries at most are looked at, each by one small read, in the file's order.
+
+    Raises:
+        NotFound, AccessDenied, Unavailable: as the storage says.
+    """
+    counts: list[list[int | None]] = [[None] * len(group) for group in footer.chunks]
+    wanted = [
+        (number, at, chunk.dictionary)
+        for number, group in enumerate(footer.chunks)
+        for at, chunk in enumerate(group)
+        if chunk.dictionary is not None
+    ][:most]
+    whole = folder.locate(footer.path)
+    with translated(whole), folder.open(footer.path) as file:
+        for number, at, offset in wanted:
+            file.seek(offset)
+            # Without the NULL, which no dictionary holds.
+            counts[number][at] = read_distinct(file.read(_PAGE_HEADER_BYTES))
+    return counts
 
 
 def decode(folder: Folder, path: str) -> int:
@@ -181,7 +237,8 @@ def decode(folder: Folder, path: str) -> int:
         translated(whole),
         understood(whole),
         folder.open(path) as stream,
-        pq.ParquetFile(stream, page_checksum_verification=True) as file,
+        _native(stream) as source,
+        pq.ParquetFile(source, page_checksum_verification=True) as file,
     ):
         told = file.metadata.num_rows
         found = 0
@@ -193,16 +250,30 @@ def decode(folder: Folder, path: str) -> int:
     return found
 
 
-def _read_tail(folder: Folder, path: str) -> bytes:
-    """The footer with the length and the magic that end a Parquet file."""
+def _native(stream: BinaryIO) -> Any:
+    """An open file as pyarrow reads it without Python, where it is one of this machine's.
+
+    A thread of pyarrow that lets go of a Python file when the interpreter has ended takes the process with it.
+    """
+    import pyarrow as pa
+
+    try:
+        number = stream.fileno()
+    except (OSError, AttributeError):
+        return contextlib.nullcontext(stream)
+    return pa.OSFile(f"/proc/self/fd/{number}")
+
+
+def _read_tail(folder: Folder, path: str) -> tuple[bytes, int]:
+    """The footer with the length and the magic that end a Parquet file, and the size of the file."""
     whole = folder.locate(path)
     with translated(whole), folder.open(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))
         tail = file.read()
-        if len(tail) < _LEAST_BYTES or tail[-4:] not in (MAGIC, _ENCRYPTED_MAGIC):
+        if len(tail) < _LEAST_BYTES or tail[-4:] not in (MAGIC, ENCRYPTED_MAGIC):
             raise _damaged(whole, "it does not end as Parquet does" if size else "it is empty")
-        if tail[-4:] == _ENCRYPTED_MAGIC:
+        if tail[-4:] == ENCRYPTED_MAGIC:
             raise _encrypted(whole)
         length = int.from_bytes(tail[-8:-4], "little") + 8
         if length > size - len(MAGIC):
@@ -210,10 +281,10 @@ def _read_tail(folder: Folder, path: str) -> bytes:
         if length > len(tail):
             file.seek(size - length)
             tail = file.read(length)
-        return tail[-length:]
+        return tail[-length:], size
 
 
-@contextmanager
+@contextlib.contextmanager
 def understood(whole: str) -> Iterator[None]:
     """Turns what pyarrow raises over a file's content into a `StageError`; what the storage raised passes."""
     import pyarrow as pa

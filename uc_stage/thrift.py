@@ -1,6 +1,6 @@
-"""The Thrift compact bytes of a Parquet footer: a walk to one value, and the whole of it as a tree and back.
+"""The Thrift compact bytes of a Parquet footer: walks to some values, and the whole of it as a tree and back.
 
-The walk is for what pyarrow tells at the price of the process: pyarrow 26 ends it (`std::terminate`) when
+The walks are for what pyarrow tells slowly, or at the price of the process: pyarrow 26 ends it (`std::terminate`) when
 `ColumnChunkMetaData.compression` meets a codec that it does not know, which one flipped bit in a footer is enough for.
 The tree is for footers that are put together from those of several files. The encoding is Thrift's compact protocol:
 https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
@@ -15,6 +15,13 @@ _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7,
 # A list of so many elements or more has its length in a number of its own.
 _LONG = 15
 _DEEPEST = 64
+# What of a struct is wanted, by field number: None for a value as it is, else what of the struct or the list of some.
+Shape = dict[int, "Shape | None"]
+_UNWANTED: Shape = {}
+_INTEGERS = frozenset({4, 5, 6})
+# In a struct a boolean's value is its kind, in a list it takes a byte.
+_WIDTHS = {_TRUE: 0, _FALSE: 0, _BYTE: 1, _DOUBLE: 8}
+_IN_A_LIST = {_TRUE: _BYTE, _FALSE: _BYTE}
 
 # Field numbers of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData in Parquet's parquet.thrift.
 _ROW_GROUPS, _COLUMNS, _META_DATA, _CODEC = 4, 1, 3, 4
@@ -39,6 +46,31 @@ def codecs(footer: bytes) -> set[int]:
     except IndexError:
         raise ValueError("the footer ends too early") from None
     return found
+
+
+def row_groups(footer: bytes, wanted: Shape) -> list[dict[int, Any]]:
+    """What is wanted of each row group, by field numbers; a field that is not there has no key.
+
+    Raises:
+        ValueError: the bytes are no footer.
+    """
+    try:
+        found: list[dict[int, Any]] = _Walk(footer).picked({_ROW_GROUPS: wanted}).get(_ROW_GROUPS, [])
+    except IndexError:
+        raise ValueError("the footer ends too early") from None
+    return found
+
+
+def picked(data: bytes, wanted: Shape) -> dict[int, Any]:
+    """What is wanted of the struct that the bytes begin with, as `row_groups` gives it.
+
+    Raises:
+        ValueError: the bytes begin with none.
+    """
+    try:
+        return _Walk(data).picked(wanted)
+    except IndexError:
+        raise ValueError("the struct ends too early") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +195,40 @@ class _Walk:
             found[field] = (kind, kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth))
         return found
 
+    def picked(self, wanted: Shape) -> dict[int, Any]:
+        """Reads what is wanted of the struct that begins here, and passes over the rest of it."""
+        # The loop of all that is read of many footers: numbers are most of it, and are read on the spot.
+        data, field = self._data, 0
+        found: dict[int, Any] = {}
+        while head := data[self._at]:
+            self._at += 1
+            field = field + (head >> 4) if head >> 4 else self.integer()
+            kind = head & 15
+            inner = wanted.get(field, _UNWANTED)
+            if kind in _INTEGERS and (inner is _UNWANTED or inner is None):
+                byte = data[self._at]
+                self._at += 1
+                value, shift = byte & 127, 7
+                while byte > 127:  # noqa: PLR2004 - seven bits a byte
+                    byte = data[self._at]
+                    self._at += 1
+                    value |= (byte & 127) << shift
+                    shift += 7
+                if inner is None:
+                    found[field] = (value >> 1) ^ -(value & 1)
+            elif inner is _UNWANTED:
+                self._skip(kind)
+            elif inner is None:
+                found[field] = self._value(kind, 0)
+            elif kind == _STRUCT:
+                found[field] = self.picked(inner)
+            elif kind == _LIST and data[self._at] & 15 == _STRUCT:
+                found[field] = [self.picked(inner) for _ in range(self.elements())]
+            else:
+                raise ValueError("the footer has a value of another kind")
+        self._at += 1
+        return found
+
     def _value(self, kind: int, depth: int) -> Any:
         if kind in (_TRUE, _FALSE, _BYTE):
             return self._byte()
@@ -203,28 +269,31 @@ class _Walk:
     def _skip(self, kind: int, depth: int = 0) -> None:
         if depth > _DEEPEST:
             raise ValueError("the footer is nested too deeply")
-        if kind in (_TRUE, _FALSE):
-            return
-        if kind == _BYTE:
-            self._at += 1
-        elif kind == _DOUBLE:
-            self._at += 8
+        data = self._data
+        if kind in _INTEGERS:
+            at = self._at
+            while data[at] > 127:  # noqa: PLR2004 - seven bits a byte
+                at += 1
+            self._at = at + 1
         elif kind == _BINARY:
             length = self._varint()
             self._at += length
-        elif kind in (_LIST, _SET):
-            inner = self._data[self._at] & 15
-            for _ in range(self.elements()):
-                # In a list a boolean takes a byte.
-                self._skip(_BYTE if inner in (_TRUE, _FALSE) else inner, depth + 1)
         elif kind == _STRUCT:
-            while head := self._byte():
+            while head := data[self._at]:
+                self._at += 1
                 if not head >> 4:
                     self._varint()
                 self._skip(head & 15, depth + 1)
+            self._at += 1
+        elif kind in (_LIST, _SET):
+            inner = _IN_A_LIST.get(data[self._at] & 15, data[self._at] & 15)
+            for _ in range(self.elements()):
+                self._skip(inner, depth + 1)
+        elif kind in _WIDTHS:
+            self._at += _WIDTHS[kind]
         elif kind == _MAP:
             raise ValueError("no footer has a map")
         else:
             self._varint()
-        if self._at > len(self._data):  # or a list that claims a billion elements would be walked to its end
+        if self._at > len(data):  # or a list that claims a billion elements would be walked to its end
             raise IndexError

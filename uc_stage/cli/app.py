@@ -210,7 +210,7 @@ def inspect(
         str | None,
         typer.Argument(
             metavar="[TARGET]",
-            help="A table, an export, a copy, a folder or a file; without it, the copies of this node.",
+            help="A table, an export, a copy, a folder or a file; a cache folder, or nothing, lists its copies.",
         ),
     ] = None,
     verify: Annotated[
@@ -229,7 +229,7 @@ def inspect(
 ) -> int:
     """Shows what a table, an export, a copy, a folder or a file is and holds, and whether it is whole and fresh.
 
-    Without TARGET, lists the copies of this node: of what, how old, who uses them, and what room they leave.
+    Without TARGET, lists the copies of this node: of what, how old, whether stale, who uses them, what room they leave.
     """
     from uc_stage import inspection
 
@@ -237,6 +237,8 @@ def inspect(
         if verify or version is not None or timestamp is not None:
             raise InvalidRequest("`--verify`, `--version` and `--timestamp` need a TARGET", hint="name what to look at")
         return output.show("inspect", inspection.list_copies(cache_dir), json=json, quiet=quiet)
+    if not (verify or version is not None or timestamp is not None) and inspection.is_cache(target):
+        return output.show("inspect", inspection.list_copies(target), json=json, quiet=quiet)
     request = InspectRequest(target=target, verify=verify, version=version, timestamp=timestamp, remote=remote)
     with shown(quiet=quiet) as progress:
         report = inspection.run(request, progress)

@@ -96,6 +96,7 @@ def listed(copy: CachedCopy) -> list[tuple[str, str]]:
         ("  source", copy.source or "unknown: its record is damaged"),
         *((("  part", part),) if part else ()),
         ("  generation", (copy.generation or "unknown") + version),
+        *((("  freshness", f"{copy.freshness}: {copy.freshness_detail}"),) if copy.freshness else ()),
         *((("  form", form),) if form else ()),
         ("  files", f"{copy.files:,}, {format_size(copy.bytes)}"),
         ("  last use", f"{duration(copy.idle_seconds)} ago, {copy.used_at}"),

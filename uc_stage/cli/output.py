@@ -8,13 +8,13 @@ import json as jsonlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from uc_stage import __version__
-from uc_stage.cli import copies
-from uc_stage.cli.text import amount, duration, printable
+from uc_stage.cli import copies, inspecting
+from uc_stage.cli.text import amount, duration, pairs, printable
 from uc_stage.errors import StageError, VerificationFailed
 from uc_stage.model import (
     BenchReport,
@@ -29,12 +29,8 @@ from uc_stage.model import (
     PrunePlan,
     PruneReport,
     Requirement,
-    Spread,
 )
 from uc_stage.sizes import format_size
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SCHEMA_VERSION = 1
 Report = (
@@ -179,9 +175,9 @@ def _verdict(report: Report) -> tuple[str, dict[str, Any] | None]:
 def _render(report: Report, *, quiet: bool) -> None:
     match report:
         case ExportPlan():
-            _pairs(_export_plan(report))
+            pairs(_export_plan(report))
         case CachePlan():
-            _pairs(copies.cache_plan(report))
+            pairs(copies.cache_plan(report))
         case ExportReport():
             print(report.dest)
             _say(_export_words(report), quiet=quiet)
@@ -192,7 +188,7 @@ def _render(report: Report, *, quiet: bool) -> None:
             print(report.path)
             _say(copies.cache_words(report), quiet=quiet)
         case InspectReport():
-            _inspect(report)
+            inspecting.render(report)
         case CopiesReport():
             _copies(report)
         case PrunePlan():
@@ -268,7 +264,7 @@ def _planned_split(split: PlannedSplit, plan: ExportPlan) -> str:
 
 def _copies(report: CopiesReport) -> None:
     for copy in report.copies:
-        _pairs(copies.listed(copy))
+        pairs(copies.listed(copy))
         print()
     print(printable(copies.room(report)))
 
@@ -279,70 +275,6 @@ def _prune(report: PruneReport, *, quiet: bool) -> None:
     for kept in report.kept:
         _say(f"kept {kept.path}: {kept.reason}", quiet=quiet)
     _say(f"removed {copies.together(len(report.removed), report.bytes)}", quiet=quiet)
-
-
-def _pairs(rows: Sequence[tuple[str, str]]) -> None:
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        print(printable(f"{name:<{width}}  {value}".rstrip()))
-
-
-def _inspect(report: InspectReport) -> None:
-    rows: list[tuple[str, str]] = [(report.kind, report.target)]
-    if report.source:
-        pinned = "" if report.version is None else f" version {report.version}"
-        rows.append(("source", report.source + pinned))
-    elif report.version is not None:
-        rows.append(("version", str(report.version)))
-    plain = [
-        ("part", copies.part_words(report.variant)),
-        ("table id", report.table_id),
-        ("generation", report.generation),
-        ("id", report.id),
-        ("created", report.created_at),
-        ("engine", report.engine),
-    ]
-    rows += [(name, value) for name, value in plain if value]
-    if report.rows is not None:
-        splits = ", ".join(f"{name} {count:,}" for name, count in report.splits.items())
-        rows.append(("rows", f"{report.rows:,}" + (f" ({splits})" if len(report.splits) > 1 else "")))
-    if report.files is not None and report.bytes is not None:
-        rows.append(
-            ("files", f"{report.files:,}, {format_size(report.bytes)}{_spread(report.file_bytes, format_size)}")
-        )
-    if report.packed is not None:
-        held = report.packed
-        words = amount(held.files, "files"), amount(held.samples, "samples"), amount(held.shards, "shards")
-        rows.append(("packed", "{} of {} in {}".format(*words)))
-    if report.row_groups is not None:
-        rows.append(("row groups", f"{report.row_groups:,}"))
-        rows.append(("  rows", _spread(report.row_group_rows, "{:,}".format).strip(" ,:") or "-"))
-        rows.append(("  uncompressed", _spread(report.row_group_bytes, format_size).strip(" ,:") or "-"))
-    if report.compression:
-        rows.append(("compression", report.compression))
-    if report.freshness:
-        detail = f": {report.freshness_detail}" if report.freshness_detail else ""
-        rows.append(("freshness", report.freshness + detail))
-    if report.verified is not None:
-        verdict = "yes" if report.verified else "no, see the problems"
-        rows.append(("verified", f"{verdict}: {report.verified_detail}"))
-    _pairs(rows)
-    if report.schema:
-        print(f"\nschema ({amount(len(report.schema), 'columns')})")
-        width = max(len(field.name) for field in report.schema)
-        for field in report.schema:
-            print(printable(f"  {field.name:<{width}}  {field.type}{'' if field.nullable else ' not null'}"))
-    if report.problems:
-        print(f"\nproblems ({len(report.problems)})")
-        for problem in report.problems:
-            print(printable(f"  {problem.path + ': ' if problem.path else ''}{problem.message}"))
-
-
-def _spread(spread: Spread | None, form: Any) -> str:
-    if spread is None:
-        return ""
-    least, middle, most = form(spread.min), form(spread.median), form(spread.max)
-    return f": {least} each" if least == most else f": {least} to {most}, median {middle}"
 
 
 def _measured(requirement: Requirement) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from uc_stage.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _SECONDS_PER_MINUTE = 60
 _SECONDS_PER_HOUR = 3600
+_HOURS_PER_DAY = 24
 
 
 def printable(text: str) -> str:
@@ -28,3 +34,16 @@ def duration(seconds: float) -> str:
     if whole < _SECONDS_PER_HOUR:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def age(seconds: float) -> str:
+    """How long ago something was: as a duration, in whole days from two on."""
+    days = int(seconds // (_HOURS_PER_DAY * _SECONDS_PER_HOUR))
+    return f"{days:,} days ago" if days > 1 else f"{duration(seconds)} ago"
+
+
+def pairs(rows: Sequence[tuple[str, str]]) -> None:
+    """Prints names and values below one another."""
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(printable(f"{name:<{width}}  {value}".rstrip()))

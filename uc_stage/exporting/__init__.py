@@ -19,6 +19,7 @@ from uc_stage.model import ExportPlan, ExportReport
 from uc_stage.progress import SILENT
 from uc_stage.publish import Publication, now, read_manifest, sweep
 from uc_stage.storage import LocalFolder, open_folder, table_around
+from uc_stage.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +62,8 @@ class Prepared:
         plan = self.plan
         with Publication(self.folder, plan.snapshot.source.version, plan.request.keep) as publication:
             names = self.engine.write(plan, publication, progress)
-            splits = checked_splits(plan, self.folder, names, publication.written, progress)
+            tally = Tally(self.folder, min((name for files in names.values() for name in files), default=None))
+            splits = checked_splits(plan, self.folder, names, publication.written, tally, progress)
             stored = publication.commit(
                 Manifest(
                     id=plan.id,
@@ -75,6 +77,7 @@ class Prepared:
                     uc_stage_version=__version__,
                     created_at=now(),
                     dropped=plan.dropped,
+                    footers=tally.result(),
                 )
             )
         return self._report("done", stored, len(publication.retired), began)

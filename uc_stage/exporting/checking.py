@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from uc_stage.progress import Progress
     from uc_stage.publish import Written
     from uc_stage.storage import Folder
+    from uc_stage.tally import Tally
 
 _AGAIN = "run the export again; if it stays, check the table with another reader"
 
@@ -25,17 +26,24 @@ def checked_splits(
     folder: Folder,
     names: dict[str, tuple[str, ...]],
     written: dict[str, Written],
+    tally: Tally,
     progress: Progress,
 ) -> dict[str, tuple[ExportFile, ...]]:
-    """Reads the footers of what was written and gives the manifest's entries of each split.
+    """Reads the footers of what was written, adds them up, and gives the manifest's entries of each split.
 
     Raises:
         VerificationFailed: a file that is not whole, of another schema or with an empty row group, or rows or NULLs
             that do not add up to what the table's version holds.
     """
     expected = None if plan.dropped else plan.snapshot.null_counts
-    every = [name for files in names.values() for name in files]
-    footers = read_footers(folder, every, progress, nulls=expected is not None)
+    split_of = {name: split for split, files in names.items() for name in files}
+    footers = read_footers(
+        folder,
+        split_of,
+        progress,
+        nulls=expected is not None,
+        take=lambda footer: tally.add(footer, split_of[footer.path]),
+    )
     splits = {}
     for split in plan.splits:
         if len(names[split.name]) != split.files:

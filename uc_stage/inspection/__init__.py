@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import statistics
+import datetime as dt
 from typing import TYPE_CHECKING
 
 from uc_stage.errors import InvalidRequest, NotFound
 from uc_stage.forms.pack import look_into
 from uc_stage.forms.shards import is_packed
-from uc_stage.inspection import freshness, wholeness
+from uc_stage.inspection import contents, freshness, wholeness
+from uc_stage.inspection.copies import is_cache
 from uc_stage.inspection.copies import run as list_copies
+from uc_stage.inspection.survey import Survey
 from uc_stage.inspection.verify import Check, verify
 from uc_stage.ipc import is_stream_name
-from uc_stage.model import ExportRequest, InspectReport, Layout, Spread, TableRef
-from uc_stage.parquet import Footer, has_magic, is_parquet_name, read_footer
+from uc_stage.model import ExportRequest, InspectReport, Layout, TableRef, read_timestamp
+from uc_stage.parquet import Footer, has_magic, is_parquet_name, read_footer, read_footers
 from uc_stage.progress import SILENT
 from uc_stage.sources import is_marker
 from uc_stage.storage import open_folder
+from uc_stage.tally import spread
 from uc_stage.targets import Target, look
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from uc_stage.engines import Engine
     from uc_stage.errors import StageError
     from uc_stage.inspection.freshness import Freshness
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from uc_stage.model import InspectRequest, Problem, Snapshot
     from uc_stage.progress import Progress
 
-__all__ = ["list_copies", "run"]
+__all__ = ["is_cache", "list_copies", "run"]
 
 # `catalog.schema.table`
 _NAME_DOTS = 2
@@ -44,10 +45,15 @@ def run(request: InspectRequest, progress: Progress = SILENT) -> InspectReport:
 
     Raises:
         NotFound: nothing there, or no such version. AccessDenied, Unavailable: as the storage or the engine says.
-        InvalidRequest: a version or a timestamp for what is no table; `verify` for a table.
+        InvalidRequest: a cache folder; a version or a timestamp for what is no table; `verify` for a table.
         VerificationFailed, Unsupported: one file that is not whole Parquet, a damaged manifest, or a table that
         cannot be read rightly.
     """
+    if is_cache(request.target):
+        raise InvalidRequest(
+            f"`{request.target}` is a cache folder, which holds copies",
+            hint=f"uc-stage inspect --cache-dir {request.target}",
+        )
     table = TableRef.parse(request.target, request.version, request.timestamp)
     if table.text != request.target and open_folder(request.target).exists():
         table = TableRef(request.target, request.version, request.timestamp)
@@ -91,6 +97,8 @@ def _table(table: TableRef, request: InspectRequest, progress: Progress) -> Insp
         source=source.table,
         table_id=source.table_id,
         version=source.version,
+        version_at=source.timestamp,
+        version_age=_age(source.timestamp),
         created_at=source.timestamp,
         engine=f"{engine.name} ({version})",
         rows=rows,
@@ -126,9 +134,11 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
     below_tables = tuple(f"{path}/" for path in found.tables)
     data = [path for path in known if not is_marker(path) and not path.startswith(below_tables)]
     whole = [path for path in data if path not in spoilt]
-    footers = _footers(found, whole, progress)
+    survey = Survey(found, whole if found.kind == "file" else filter(is_parquet_name, whole))
+    footers = _footers(found, _unkept(found, whole, verify=request.verify), survey, progress)
     good = [footer for footer in footers.values() if isinstance(footer, Footer)]
-    problems += wholeness.footers(footers, manifest, found)
+    problems += wholeness.unreadable(footers, found)
+    problems += survey.problems
     problems += wholeness.against_schema(good, manifest.schema) if manifest else wholeness.schemas(good)
 
     verified, detail = None, None
@@ -145,30 +155,41 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         problems += changed
         verified = not any(problem.code in wholeness.BROKEN for problem in problems)
 
+    told = survey.footers if footers or manifest is None or manifest.footers is None else manifest.footers
+    groups = sum(len(footer.row_groups) for footer in good)
+    if manifest and not footers:
+        groups = sum(file.row_groups for file in manifest.files)
+    codecs = {codec for column in told.columns for codec in column.compression}
+    codecs |= {codec for footer in good for codec in footer.compression if is_stream_name(footer.path)}
     rows = sum(footer.rows for footer in good) if good else None
-    groups = [group for footer in good for group in footer.row_groups]
     fresh = _freshness(found, request)
-    listed = [found.entries[path].bytes for path in data if path in found.entries]
+    listed = [found.entries[path] for path in data if path in found.entries]
+    lengths = [entry.bytes for entry in listed]
     return InspectReport(
         target=request.target,
         kind=found.kind,
         source=record.source if record else manifest.source.table if manifest else None,
         table_id=manifest.source.table_id if manifest else None,
         version=manifest.source.version if manifest else None,
+        version_at=manifest.source.timestamp if manifest else None,
+        version_age=_age(manifest.source.timestamp) if manifest else None,
         created_at=record.created_at if record else manifest.created_at if manifest else None,
         id=manifest.id if manifest else record.manifest_id if record else None,
         generation=record.generation if record else manifest.generation if manifest else None,
         engine=f"{manifest.engine} ({manifest.engine_version})" if manifest else None,
+        options=contents.options(manifest) if manifest else {},
         rows=manifest.rows if manifest else rows,
-        files=len(listed),
-        bytes=sum(listed),
+        files=len(lengths),
+        bytes=sum(lengths),
+        uncompressed=sum(told.uncompressed.values()) if told.columns else None,
         splits=_splits(manifest, footers),
+        split_shares=contents.split_shares(manifest, told) if manifest else {},
         schema=manifest.schema if manifest else wholeness.main_schema(good),
-        row_groups=len(groups) if footers else None,
-        row_group_rows=_spread(group.rows for group in groups),
-        row_group_bytes=_spread(group.bytes for group in groups),
-        file_bytes=_spread(listed),
-        compression=", ".join(sorted({codec for footer in good for codec in footer.compression})) or None,
+        row_groups=groups if footers or manifest else None,
+        row_group_rows=told.row_group_rows,
+        row_group_bytes=told.row_group_bytes,
+        file_bytes=spread(lengths),
+        compression=", ".join(sorted(codecs)) or None,
         freshness=fresh.state if fresh else None,
         freshness_detail=fresh.detail if fresh else None,
         verified=verified,
@@ -176,17 +197,39 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         problems=tuple(problems),
         variant=record.variant if record else "",
         packed=look_into(found.folder.url) if record and is_packed(record.variant) else None,
+        columns=told.columns,
+        footers_read=len(footers),
+        file_sizes=contents.histogram(lengths),
+        extensions=contents.extensions(listed),
+        folders=contents.folders(listed),
     )
 
 
-def _footers(found: Target, paths: list[str], progress: Progress) -> dict[str, Footer | StageError]:
+def _unkept(found: Target, whole: list[str], *, verify: bool) -> list[str]:
+    """The files whose footers have to be read: none of an export's that has them in its manifest.
+
+    What its files hold is then told by the sizes alone, and with `verify` by their hashes: where one has none, its
+    footer is looked at too.
+    """
+    manifest = found.manifest
+    if manifest is None or manifest.footers is None:
+        return whole
+    unhashed = {file.path for file in manifest.files if file.xxh3_128 is None} if verify else set()
+    return whole if unhashed else []
+
+
+def _footers(found: Target, paths: list[str], survey: Survey, progress: Progress) -> dict[str, Footer | StageError]:
     if found.kind == "file":
         (path,) = found.entries
         # The one file that was asked for is the answer: an error about it is no remark.
         parquet = is_parquet_name(path) or has_magic(found.folder, path)
-        return {path: read_footer(found.folder, path)} if parquet else {}
-    known = [path for path in paths if is_parquet_name(path) or (found.record and is_stream_name(path))]
-    return found.footers(known, progress)
+        return {path: survey.take(read_footer(found.folder, path, columns=True))} if parquet else {}
+    named = [path for path in paths if is_parquet_name(path)]
+    footers = read_footers(found.folder, named, progress, take=survey.take) if named else {}
+    streams = [path for path in paths if found.record and is_stream_name(path)]
+    for path, footer in found.footers(streams).items() if streams else ():
+        footers[path] = survey.take(footer) if isinstance(footer, Footer) else footer
+    return footers
 
 
 def _splits(manifest: Manifest | None, footers: dict[str, Footer | StageError]) -> dict[str, int]:
@@ -203,7 +246,7 @@ def _splits(manifest: Manifest | None, footers: dict[str, Footer | StageError]) 
 
 def _freshness(found: Target, request: InspectRequest) -> Freshness | None:
     if found.record:
-        return freshness.of_copy(found.record)
+        return freshness.of_copy(found.record.source, found.record.generation)
     if not found.manifest:
         return None
 
@@ -218,9 +261,11 @@ def _freshness(found: Target, request: InspectRequest) -> Freshness | None:
     return freshness.of_export(found.manifest, resolve)
 
 
-def _spread(values: Iterable[int]) -> Spread | None:
-    values = list(values)
-    return Spread(min(values), int(statistics.median(values)), max(values)) if values else None
+def _age(timestamp: str | None) -> float | None:
+    """The seconds since a time in ISO 8601."""
+    if timestamp is None:
+        return None
+    return max(0.0, (dt.datetime.now(dt.timezone.utc) - read_timestamp(timestamp)).total_seconds())
 
 
 def _a(kind: str) -> str:

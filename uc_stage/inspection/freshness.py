@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from uc_stage import sources
-from uc_stage.errors import StageError
+from uc_stage.crew import join
+from uc_stage.errors import StageError, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from uc_stage.manifest import CopyRecord, Manifest
-    from uc_stage.model import Snapshot
+    from uc_stage.manifest import Manifest
+    from uc_stage.model import CachedCopy, Snapshot
+
+# So long a list of copies waits for their sources: a plain folder is listed for that, and a mount may hang.
+_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +48,46 @@ def of_export(manifest: Manifest, resolve: Callable[[str], Snapshot]) -> Freshne
     return Freshness("stale", f"`{mine.table}` is at version {now.version}: {count}")
 
 
-def of_copy(record: CopyRecord) -> Freshness:
+def of_copy(source: str, generation: str) -> Freshness:
     """Compares a copy with the generation that its source has now."""
+    return _compared(source, generation, _generation_of(source))
+
+
+def of_copies(copies: Sequence[CachedCopy], seconds: float = _SECONDS) -> list[CachedCopy]:
+    """The copies with their freshness, as far as the sources tell it in so many seconds, all together."""
+    asked = sorted({copy.source for copy in copies if copy.source is not None})
+    found: dict[str, str | StageError] = {}
+
+    def ask(source: str) -> None:
+        # Whatever ends this thread, the source did not tell.
+        found[source] = _generation_of(source)
+
+    # A thread that hangs on a mount is left behind: it ends with the process.
+    threads = [threading.Thread(target=ask, args=(source,), name="uc-stage-ask", daemon=True) for source in asked]
+    for thread in threads:
+        thread.start()
+    join(threads, time.monotonic() + seconds)
+    silent = Unavailable(f"it did not answer in {seconds:g} s")
+    told = []
+    for copy in copies:
+        if copy.source is None or copy.generation is None:
+            told.append(copy)
+            continue
+        fresh = _compared(copy.source, copy.generation, found.get(copy.source, silent))
+        told.append(dataclasses.replace(copy, freshness=fresh.state, freshness_detail=fresh.detail))
+    return told
+
+
+def _generation_of(source: str) -> str | StageError:
     try:
-        now = sources.open_source(record.source).generation
+        return sources.open_source(source).generation
     except StageError as error:
-        return Freshness("unknown", error.message)
-    if now == record.generation:
-        return Freshness("fresh", f"`{record.source}` has this generation")
-    return Freshness("stale", f"`{record.source}` has the generation {now} now")
+        return error
+
+
+def _compared(source: str, generation: str, now: str | StageError) -> Freshness:
+    if isinstance(now, StageError):
+        return Freshness("unknown", now.message)
+    if now == generation:
+        return Freshness("fresh", f"`{source}` has this generation")
+    return Freshness("stale", f"`{source}` has the generation {now} now")

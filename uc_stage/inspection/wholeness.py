@@ -7,19 +7,36 @@ from typing import TYPE_CHECKING
 
 from uc_stage.errors import StageError
 from uc_stage.model import Problem
-from uc_stage.parquet import Footer
+from uc_stage.parquet import ENCRYPTED_MAGIC, MAGIC, Footer
 from uc_stage.publish import is_derived, running, strays
 from uc_stage.sources import is_marker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from uc_stage.manifest import Manifest
     from uc_stage.model import CopyFile, ExportFile, Field
     from uc_stage.storage import Entry
     from uc_stage.targets import Target
 
 _SHOWN = 3
+
+_HEAD_BYTES = 32
+# How files begin that are saved under another name by mistake, in lower case.
+_KINDS = (
+    (b"<!doctype html", "an HTML page"),
+    (b"<html", "an HTML page"),
+    (b"<?xml", "XML"),
+    (b"version https://git-lfs", "a pointer of Git LFS"),
+    (b"{", "JSON"),
+    (b"[", "JSON"),
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"pk\x03\x04", "a ZIP archive"),
+    (b"arrow1", "an Arrow file"),
+    (b"fea1", "an Arrow file (Feather)"),
+    (b"orc", "ORC"),
+    (b"obj\x01", "Avro"),
+)
 
 # The problems that mean that bytes which should be there are not, or are others.
 BROKEN = frozenset({"missing", "truncated", "size_differs", "rows_differ", "unreadable", "changed", "zero_byte"})
@@ -58,21 +75,31 @@ def unrecorded(target: Target) -> list[Problem]:
     return problems
 
 
-def footers(found: Mapping[str, Footer | StageError], manifest: Manifest | None, target: Target) -> list[Problem]:
-    """The footers that cannot be read, or that contradict the manifest."""
-    told = {file.path: file for file in manifest.files} if manifest else {}
-    problems = []
-    for path, footer in found.items():
-        if isinstance(footer, StageError):
-            problems.append(Problem("unreadable", without_path(footer, target.folder.locate(path)), path))
-        elif path in told and (footer.rows, len(footer.row_groups)) != (told[path].rows, told[path].row_groups):
-            have = f"{footer.rows} rows in {len(footer.row_groups)} row groups"
-            problems.append(
-                Problem(
-                    "rows_differ", f"has {have}, the manifest tells {told[path].rows} in {told[path].row_groups}", path
-                )
-            )
-    return problems
+def unreadable(found: Mapping[str, Footer | StageError], target: Target) -> list[Problem]:
+    """The footers that cannot be read, with what is there instead where it can be told."""
+    return [
+        Problem("unreadable", _instead(target, path) or without_path(footer, target.folder.locate(path)), path)
+        for path, footer in found.items()
+        if isinstance(footer, StageError)
+    ]
+
+
+def against_record(footer: Footer, recorded: ExportFile) -> Problem | None:
+    """Whether a footer contradicts what the manifest tells of its file."""
+    if (footer.rows, len(footer.row_groups)) == (recorded.rows, recorded.row_groups):
+        return None
+    have = f"{footer.rows} rows in {len(footer.row_groups)} row groups"
+    told = f"the manifest tells {recorded.rows} in {recorded.row_groups}"
+    return Problem("rows_differ", f"has {have}, {told}", footer.path)
+
+
+def empty_groups(footer: Footer) -> Problem | None:
+    """Whether a file has row groups of no rows."""
+    count = sum(not group.rows for group in footer.row_groups)
+    if not count:
+        return None
+    which = "a row group" if count == 1 else f"{count} row groups"
+    return Problem("empty_row_group", f"has {which} of no rows: `load_dataset` fails on it", footer.path)
 
 
 def schemas(found: Iterable[Footer]) -> list[Problem]:
@@ -113,6 +140,19 @@ def loose(entries: Mapping[str, Entry]) -> list[Problem]:
         elif entry.bytes == 0:
             problems.append(Problem("zero_byte", "is empty", path))
     return problems
+
+
+def _instead(target: Target, path: str) -> str | None:
+    """What a file with a Parquet name is by its first bytes, where these are not Parquet's."""
+    try:
+        with target.folder.open(path) as file:
+            head = file.read(_HEAD_BYTES)
+    except (StageError, OSError):  # the footer's error tells more
+        return None
+    if not head or head[:4] in (MAGIC, ENCRYPTED_MAGIC):
+        return None
+    kind = next((kind for begin, kind in _KINDS if head.lstrip()[: len(begin)].lower() == begin), None)
+    return f"is no Parquet, though it is named so: {f'it begins as {kind}' if kind else 'it begins with other bytes'}"
 
 
 def without_path(error: StageError, whole: str) -> str:

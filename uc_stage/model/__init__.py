@@ -37,7 +37,19 @@ from uc_stage.model.exports import (
     Snapshot,
     Source,
 )
-from uc_stage.model.inspecting import InspectReport, InspectRequest, Packed, Problem, Spread, TargetKind
+from uc_stage.model.inspecting import (
+    Bin,
+    Column,
+    Footers,
+    InspectReport,
+    InspectRequest,
+    Packed,
+    Pile,
+    Problem,
+    SplitShare,
+    Spread,
+    TargetKind,
+)
 from uc_stage.model.measuring import BenchReport, BenchRequest, Measurement, Requirement
 from uc_stage.model.tables import Field, TableRef, read_timestamp
 
@@ -48,10 +60,12 @@ __all__ = [
     "DEFAULT_ROW_GROUP_BYTES",
     "BenchReport",
     "BenchRequest",
+    "Bin",
     "CachePlan",
     "CacheReport",
     "CacheRequest",
     "CachedCopy",
+    "Column",
     "Compression",
     "CopiesReport",
     "CopyFile",
@@ -63,6 +77,7 @@ __all__ = [
     "ExportReport",
     "ExportRequest",
     "Field",
+    "Footers",
     "Holder",
     "InspectReport",
     "InspectRequest",
@@ -71,6 +86,7 @@ __all__ = [
     "Loader",
     "Measurement",
     "Packed",
+    "Pile",
     "PlannedSplit",
     "Problem",
     "PrunePlan",
@@ -79,6 +95,7 @@ __all__ = [
     "Requirement",
     "Snapshot",
     "Source",
+    "SplitShare",
     "Spread",
     "TableRef",
     "TargetKind",

@@ -84,6 +84,9 @@ class CachedCopy:
         used_at, idle_seconds: when `cache` last gave it to somebody, and how long ago that is.
         holders: the live processes that make it, hold it or have files of it open.
         variant: which part of the source it holds, and in which form; empty for all of it, file by file.
+        freshness: `stale` where the source has another generation now, `unknown` where it did not tell in time; None
+            where it was not asked.
+        freshness_detail: what it has now, or why that is unknown.
     """
 
     path: str
@@ -98,6 +101,8 @@ class CachedCopy:
     idle_seconds: float
     holders: tuple[Holder, ...] = ()
     variant: str = ""
+    freshness: Literal["fresh", "stale", "unknown"] | None = None
+    freshness_detail: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from uc_stage.model.tables import Field
@@ -33,6 +33,83 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Column:
+    """One leaf of the Parquet schema, over all row groups of all files.
+
+    Attributes:
+        path: the leaf's path in the Parquet schema: `pair.list.element`.
+        column: the column that it belongs to.
+        physical, logical: the types of the Parquet format; a leaf may have no logical one.
+        bytes, uncompressed: of its pages, on disk and before compression.
+        share: of the bytes of all columns, from 0 to 1.
+        largest: the most uncompressed bytes that it has in one row group.
+        values: with NULLs; a list has one for each element.
+        nulls: None where a row group does not tell.
+        encodings, compression: of the data pages, in all files.
+        distinct_min: the most distinct values that one row group tells of; None where none tells.
+        distinct_max: the sum over all row groups; None where one does not tell. With one row group both are exact.
+    """
+
+    path: str
+    column: str
+    physical: str
+    logical: str | None
+    bytes: int
+    uncompressed: int
+    share: float
+    largest: int
+    values: int
+    nulls: int | None
+    encodings: tuple[str, ...]
+    compression: tuple[str, ...]
+    distinct_min: int | None = None
+    distinct_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Footers:
+    """What the footers of some files tell, all together.
+
+    Attributes:
+        uncompressed: the bytes of all pages before compression, by split.
+        row_group_rows, row_group_bytes: over all row groups; bytes are uncompressed; None where there is none.
+        columns: in the order of the first file; each path once.
+    """
+
+    uncompressed: dict[str, int]
+    row_group_rows: Spread | None
+    row_group_bytes: Spread | None
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitShare:
+    """What a split of an export holds; `uncompressed` is None where the footers were not kept."""
+
+    rows: int
+    files: int
+    bytes: int
+    uncompressed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """The files of at least `least` and less than `below` bytes."""
+
+    least: int
+    below: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pile:
+    """Some files of a folder that have something in common."""
+
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is not as it should be: a stable `code`, the words, and the file where there is one."""
 
@@ -56,10 +133,19 @@ class InspectReport:
 
     Attributes:
         source: the table of an export, the source of a copy.
+        version_at, version_age: when the table's version was committed, and the seconds since.
         created_at: when the table's version was committed, the export published, or the copy made.
+        options: what an export was asked for beyond its table, by the manifest's names: `where`, `files` and so on.
         files, bytes: those on disk now that belong to the target; a table's are None where the log does not tell.
+        uncompressed: the bytes of all Parquet pages before compression.
         splits: the rows of each split.
+        split_shares: what else each split holds.
         row_group_rows, row_group_bytes: over all row groups of the Parquet files; bytes are uncompressed.
+        columns: the leaves of the Parquet schema, as the footers tell them; empty where none was read or kept.
+        footers_read: how many footers this look had to read; those of an export are kept in its manifest.
+        file_sizes: the files by their bytes, each bin up to twice as large as the one before; empty for no files.
+        extensions: the files by what their names end with, in lower case, `.jpg`; the most bytes first.
+        folders: those that are no Parquet by the folder they lie in: the classes of images or of audio.
         freshness: `fresh` or `stale` against the table (an export) or the source (a copy); `unknown` where that
             cannot be reached from here; None for what has no origin.
         verified: whether every file's bytes match what was recorded; None unless `verify` was asked.
@@ -94,3 +180,13 @@ class InspectReport:
     problems: tuple[Problem, ...] = ()
     variant: str = ""
     packed: Packed | None = None
+    version_at: str | None = None
+    version_age: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    uncompressed: int | None = None
+    split_shares: dict[str, SplitShare] = field(default_factory=dict)
+    columns: tuple[Column, ...] = ()
+    footers_read: int = 0
+    file_sizes: tuple[Bin, ...] = ()
+    extensions: dict[str, Pile] = field(default_factory=dict)
+    folders: dict[str, Pile] = field(default_factory=dict)

@@ -85,6 +85,11 @@ def refuse_unsafe_root(root: str) -> None:
         raise AccessDenied(f"the cache folder `{path}` {why}", hint="choose a folder of your own with `--cache-dir`")
 
 
+def is_root(path: str) -> bool:
+    """Whether a local folder is a cache folder, told by the folders that `prepare_root` makes in one."""
+    return all(os.path.isdir(f"{path}/{name}") for name in (_COPIES, _PARTIAL, _LOCKS, _TRASH))
+
+
 def prepare_root(root: str) -> None:
     """Makes the cache folder and the folders in it.
 

@@ -1,0 +1,208 @@
+"""Shows what `inspect` found on one screen: facts, a picture of the files' sizes, the columns, the problems."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+from uc_stage.cli import copies
+from uc_stage.cli.text import age, amount, pairs, printable
+from uc_stage.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from uc_stage.model import Bin, Column, InspectReport, Pile, Spread
+
+_BAR = 30
+_BINS = 6
+_PILES = 8
+_PROBLEMS = 10
+# On a terminal at least so many columns are shown, however low it is.
+_COLUMNS = 8
+_BYTES = {"file_bytes", "row_group_bytes"}
+
+
+def render(report: InspectReport) -> None:
+    """Prints a report, the widest facts first; `--json` holds what a low terminal has no room for."""
+    facts = _facts(report)
+    picture = _picture(report.file_sizes)
+    piles = [*_piles("by extension", report.extensions), *_piles("by folder", report.folders)]
+    if set(report.extensions) <= {".parquet"}:
+        piles = _piles("by folder", report.folders)
+    pairs(facts)
+    for line in (*picture, *piles):
+        print(printable(line))
+    if report.schema:
+        _schema(report, len(facts) + len(picture) + len(piles))
+    _problems(report)
+
+
+def _facts(report: InspectReport) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = [(report.kind, report.target)]
+    pinned = "" if report.version is None else f" version {report.version}"
+    if report.version_age is not None:
+        pinned += f", committed {age(report.version_age)}"
+    if report.source or pinned:
+        rows.append(("source", f"{report.source or ''}{pinned}".strip()))
+    plain = [
+        ("part", copies.part_words(report.variant)),
+        ("form", copies.form_words(report.variant)),
+        ("table id", report.table_id),
+        ("generation", report.generation),
+        ("id", report.id),
+        ("created", report.created_at),
+        ("engine", report.engine),
+        ("options", ", ".join(f"{name} {_option(name, value)}" for name, value in report.options.items())),
+    ]
+    rows += [(name, value) for name, value in plain if value]
+    if report.rows is not None:
+        # A manifest tells more of each split, below.
+        splits = {} if report.split_shares else report.splits
+        named = ", ".join(f"{name} {count:,}" for name, count in splits.items())
+        rows.append(("rows", f"{report.rows:,}" + (f" ({named})" if len(splits) > 1 else "")))
+    if report.files is not None and report.bytes is not None:
+        unpacked = "" if report.uncompressed is None else f", {format_size(report.uncompressed)} uncompressed"
+        sizes = _spread(report.file_bytes, format_size)
+        rows.append(("files", f"{report.files:,}, {format_size(report.bytes)}{unpacked}{sizes}"))
+    if report.packed is not None:
+        held = report.packed
+        words = amount(held.files, "files"), amount(held.samples, "samples"), amount(held.shards, "shards")
+        rows.append(("packed", "{} of {} in {}".format(*words)))
+    if len(report.split_shares) > 1:
+        for name, split in report.split_shares.items():
+            told = [amount(split.rows, "rows"), amount(split.files, "files"), format_size(split.bytes)]
+            if split.uncompressed is not None:
+                told.append(f"{format_size(split.uncompressed)} uncompressed")
+            rows.append((f"  {name}", ", ".join(told)))
+    if report.row_groups is not None:
+        rows.append(("row groups", f"{report.row_groups:,}"))
+        rows.append(("  rows", _spread(report.row_group_rows, "{:,}".format).strip(" ,:") or "-"))
+        rows.append(("  uncompressed", _spread(report.row_group_bytes, format_size).strip(" ,:") or "-"))
+    if report.compression:
+        rows.append(("compression", report.compression))
+    if report.freshness:
+        detail = f": {report.freshness_detail}" if report.freshness_detail else ""
+        rows.append(("freshness", report.freshness + detail))
+    if report.verified is not None:
+        verdict = "yes" if report.verified else "no, see the problems"
+        rows.append(("verified", f"{verdict}: {report.verified_detail}"))
+    return rows
+
+
+def _option(name: str, value: Any) -> str:
+    if name in _BYTES:
+        return format_size(value)
+    if isinstance(value, (list, tuple)):
+        return " ".join(str(one) for one in value)
+    return "yes" if value is True else str(value)
+
+
+def _picture(bins: Sequence[Bin]) -> list[str]:
+    """The files by their sizes as bars; nothing where all are about as large."""
+    if len(bins) < 2:  # noqa: PLR2004 - one bar shows nothing
+        return []
+    step = -(-len(bins) // _BINS)
+    joined = [bins[at : at + step] for at in range(0, len(bins), step)]
+    counts = [sum(one.files for one in some) for some in joined]
+    labels = [f"{format_size(some[0].least)} to {format_size(some[-1].below)}" for some in joined]
+    width, most, digits = max(map(len, labels)), max(counts), len(f"{max(counts):,}")
+    return ["", "files by size"] + [
+        f"  {label:>{width}}  {count:>{digits},}  {'#' * (-(-count * _BAR // most))}".rstrip()
+        for label, count in zip(labels, counts, strict=True)
+    ]
+
+
+def _piles(title: str, piles: Mapping[str, Pile]) -> list[str]:
+    if not piles:
+        return []
+    shown = list(piles.items())[:_PILES]
+    width = max(len(name or "(none)") for name, _ in shown)
+    lines = ["", f"{title} ({len(piles):,})"]
+    lines += [
+        f"  {name or '(none)':<{width}}  {amount(pile.files, 'files')}, {format_size(pile.bytes)}"
+        for name, pile in shown
+    ]
+    return lines + ([f"  and {len(piles) - _PILES:,} more: --json has them"] if len(piles) > _PILES else [])
+
+
+def _schema(report: InspectReport, above: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    print(f"\nschema ({amount(len(report.schema), 'columns')})")
+    room = len(report.schema)
+    if sys.stdout.isatty():
+        room = max(_COLUMNS, shutil.get_terminal_size().lines - above - len(report.problems) - 6)
+    leaves: dict[str, list[Column]] = {}
+    for column in report.columns:
+        leaves.setdefault(column.column, []).append(column)
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=bool(leaves))
+    for name in ("  column", "type", *(("physical", "nulls", "distinct", "encoding", "codec") if leaves else ())):
+        table.add_column(name, no_wrap=True)
+    for name in ("size", "share") if leaves else ():
+        table.add_column(name, justify="right", no_wrap=True)
+    # A name may hold what rich would take for its own.
+    for field in report.schema[:room]:
+        kind = f"{field.type}{'' if field.nullable else ' not null'}"
+        row = [f"  {field.name}", kind, *(_leaf_cells(leaves.get(field.name, [])) if leaves else ())]
+        table.add_row(*(printable(cell) for cell in row))
+    # Rich would fold the table to the terminal, or to 80 columns: a line that is cut by the terminal reads better.
+    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 10_000)
+    with console.capture() as captured:
+        console.print(table, overflow="ellipsis")
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+    if room < len(report.schema):
+        print(f"  and {len(report.schema) - room:,} more: --json has them")
+
+
+def _leaf_cells(leaves: Sequence[Column]) -> list[str]:
+    """The cells of one column, of all its leaves together."""
+    if not leaves:
+        return [""] * 7
+    nulls = [leaf.nulls for leaf in leaves]
+    told = [count for count in nulls if count is not None]
+    return [
+        _joined((f"{leaf.physical} {leaf.logical or ''}".strip() for leaf in leaves), most=2),
+        f"{sum(told):,}" if len(told) == len(nulls) else "",
+        _distinct(leaves[0]) if len(leaves) == 1 else "",
+        _joined((encoding for leaf in leaves for encoding in leaf.encodings), most=3),
+        _joined((codec for leaf in leaves for codec in leaf.compression), most=2),
+        format_size(sum(leaf.bytes for leaf in leaves)),
+        f"{100 * sum(leaf.share for leaf in leaves):.1f}%",
+    ]
+
+
+def _distinct(leaf: Column) -> str:
+    if leaf.distinct_min is None:
+        return ""
+    if leaf.distinct_max is None:
+        return f"{leaf.distinct_min:,} or more"
+    if leaf.distinct_min == leaf.distinct_max:
+        return f"{leaf.distinct_min:,}"
+    return f"{leaf.distinct_min:,} to {leaf.distinct_max:,}"
+
+
+def _joined(words: Any, most: int) -> str:
+    every = list(dict.fromkeys(words))
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
+def _problems(report: InspectReport) -> None:
+    if not report.problems:
+        return
+    print(f"\nproblems ({len(report.problems):,})")
+    room = _PROBLEMS if sys.stdout.isatty() else len(report.problems)
+    for problem in report.problems[:room]:
+        print(printable(f"  {problem.path + ': ' if problem.path else ''}{problem.message}"))
+    if room < len(report.problems):
+        print(f"  and {len(report.problems) - room:,} more: --json has them")
+
+
+def _spread(spread: Spread | None, form: Callable[[int], str]) -> str:
+    if spread is None:
+        return ""
+    least, middle, most = form(spread.min), form(spread.median), form(spread.max)
+    return f": {least} each" if least == most else f": {least} to {most}, median {middle}"
