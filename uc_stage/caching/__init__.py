@@ -68,6 +68,7 @@ def _look(request: CacheRequest) -> CopySource | PlainFolder:
         raise InvalidRequest(f"{flag} is empty", hint="name a folder, or leave it out")
     if request.timeout is not None and not request.timeout >= 0:
         raise InvalidRequest(f"`--timeout {request.timeout}` is no time to wait", hint="give 0 or more seconds")
+    form_of(request, "", None)
     refuse_unsafe_root(root_of(request))
     source = find_source(request.source)
     url = source.folder.url if isinstance(source, PlainFolder) else source.url
