@@ -8,7 +8,7 @@ _uc_stage() {
     case $command in
         '') flags='--help --version' words='export cache inspect prune bench demo' ;;
         export) flags='--query --version --timestamp --engine --remote --columns --exclude-columns --where --limit --sample --cast --for --split --split-by --shuffle --seed --order-by --world-size --workers --files-per-worker --equal-rows --drop-remainder --as-is --files --file-size --row-group-size --compression --memory --keep --force --dry-run -n --json --quiet -q --debug -h --help' ;;
-        cache) flags='--cache-dir --jobs -j --reserve --headroom --max-size --as --pack --pack-size --timeout --retries --read-timeout --include --exclude --shard --check --force --dry-run -n --json --quiet -q --debug -h --help' ;;
+        cache) flags='--cache-dir --jobs -j --reserve --headroom --max-size --as --pack --pack-size --timeout --retries --read-timeout --include --exclude --shard --check --verify --force --dry-run -n --json --quiet -q --debug -h --help' ;;
         inspect) flags='--verify --cache-dir --version --timestamp --remote --json --quiet -q --debug -h --help' ;;
         prune) flags='--older-than --max-size --source --cache-dir --dry-run -n --json --quiet -q --debug -h --help' ;;
         bench) flags='--readers --batch-size --workers --seconds --require --json --quiet -q --debug -h --help' ;;

@@ -57,6 +57,7 @@ complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l include -x -d 'Co
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l exclude -x -d 'Leave out the files that match; repeatable'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l shard -x -d 'Copy this node'\''s share of the files, whole ones, balanced by rows  0/4; auto asks the launcher'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l check -d 'Print fresh, stale, partial or absent; copy and read nothing'
+complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l verify -d 'Hash a copy that is there again; with --check, only say so'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l force -d 'Do it again where it is done already'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l dry-run -s n -d 'Print what would be done, and do nothing'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l json -d 'Print one JSON object on stdout'

@@ -921,3 +921,28 @@ def test_a_folder_that_was_there_before_gets_no_tag_and_a_source_no_cache(source
     with pytest.raises(InvalidRequest, match="lies in its source"):
         caching.run(CacheRequest(source, dest=str(tmp_path / "d"), cache_dir=f"{source}/cache"))
     assert tree(source) == before
+
+
+def test_verify_hashes_a_copy_again_and_makes_a_damaged_one_anew(
+    source: str, cache: Callable[..., CacheReport]
+) -> None:
+    report = cache(source)
+    whole = os.path.join(report.path, min(tree(report.path)))
+    times = os.stat(whole)
+
+    assert cache(source, verify=True, check=True).state == "fresh"
+    assert (cache(source).verified, cache(source, verify=True).verified) == (None, True)
+    with open(whole, "r+b") as file:
+        byte = file.read(1)
+        file.seek(0)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(whole, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    assert cache(source, check=True).state == "fresh"
+    checked = cache(source, check=True, verify=True)
+    assert (checked.state, checked.status, checked.verified) == ("partial", "checked", False)
+    assert os.path.basename(whole) in str(checked.reason)
+    mended = cache(source, verify=True)
+    assert (mended.status, mended.bytes_copied) == ("done", os.path.getsize(whole))
+    assert tree(report.path) == tree(source)
+    assert cache(source, verify=True).status == "unchanged"

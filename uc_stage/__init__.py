@@ -164,6 +164,7 @@ def cache(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     shard: str | tuple[int, int] | None = None,
+    verify: bool = False,
     force: bool = False,
     form: CopyForm = "files",
     pack: bool = False,
@@ -189,6 +190,7 @@ def cache(
         include: copy the files alone whose relative path matches one of these patterns, `*` over folders too.
         exclude: leave out those that match one of these.
         shard: copy this node's share alone: its rank and the number of nodes, `0/4` or `(0, 4)`, or `auto`.
+        verify: hash a copy that is there already again, and make it anew where it has other bytes.
         force: copy again what is there already.
         form: `arrow` writes Parquet as Arrow IPC, which `datasets.load_from_disk` memory-maps at once.
         pack: pack the small files of a folder into tar shards that WebDataset reads.
@@ -214,6 +216,7 @@ def cache(
         timeout=timeout,
         retries=retries,
         read_timeout=read_timeout,
+        verify=verify,
         force=force,
         headroom=headroom_bytes,
         headroom_factor=headroom_factor,

@@ -21,10 +21,11 @@ from uc_stage.locks import Lock, describe
 from uc_stage.manifest import COPY_PATH, MANIFEST_PATH, Manifest
 from uc_stage.model import CachePlan, CacheReport
 from uc_stage.progress import SILENT
-from uc_stage.publish import is_marked, prepare_root, refuse_unsafe_root
+from uc_stage.publish import is_marked, prepare_root, read_copy, refuse_unsafe_root
 from uc_stage.ranks import read_rank
 from uc_stage.sources import PlainFolder, find_source
 from uc_stage.storage import open_folder
+from uc_stage.transfer import DEFAULT_JOBS, hash_files
 
 if TYPE_CHECKING:
     from uc_stage.caching.making import Made
@@ -151,22 +152,24 @@ def execute(planned: CachePlan, progress: Progress = SILENT) -> CacheReport:
 
 def _execute(planned: CachePlan, progress: Progress, began: float) -> CacheReport:
     request = planned.request
+    place = place_of(request, planned.source, planned.generation, planned.manifest_id)
+    before = _stamp(place.path)
+    planned = _rehashed(planned, progress)
     if request.check:
         return _report(planned, "checked", began)
-    place = place_of(request, planned.source, planned.generation, planned.manifest_id)
     if planned.state == "fresh" and not request.force and _hold(request, place):
         return _report(planned, "unchanged", began)
     manifest = _manifest(planned)
     told = Manifest.from_json(manifest, planned.source) if manifest else None
     form = form_of(request, planned.generation, told)
     prepare_root(root_of(request))
-    before = _stamp(place.path)
+    again = request.force or (request.verify and planned.state != "fresh")
     with Lock(place.lock) as lock, contextlib.ExitStack() as stack:
         _acquire(lock, request, progress)
         lock.tell(at_once=True, rank=read_rank())
         _take_own(place, stack, request, progress)
         current = survey(request, planned.source, planned.generation, planned.manifest_id, planned.files, form)
-        if current.state == "fresh" and (not request.force or _stamp(place.path) != before):
+        if current.state == "fresh" and (not again or _stamp(place.path) != before):
             report = _report(current, "unchanged", began)
         else:
             made = make(replace(current, outputs=planned.outputs), place, manifest, form, lock, progress)
@@ -174,6 +177,19 @@ def _execute(planned: CachePlan, progress: Progress, began: float) -> CacheRepor
         if _hold(request, place):
             return report
     raise NotFound(f"the copy `{place.path}` was removed as soon as it was there", hint="run `cache` again")
+
+
+def _rehashed(found: CachePlan, progress: Progress) -> CachePlan:
+    """With `verify`, a copy that looks whole is hashed again: one with other bytes than were copied is damaged."""
+    record = read_copy(found.path) if found.request.verify and found.state == "fresh" else None
+    if record is None:
+        return found
+    progress.phase("verify", total=sum(file.bytes for file in record.files))
+    good = hash_files(found.path, record.files, found.request.jobs or DEFAULT_JOBS, progress)
+    if bad := {file.path for file in record.files} - {file.path for file in good}:
+        reason = f"the copy is damaged: `{min(bad)}` has other bytes than were copied"
+        return replace(found, state="partial", reason=reason)
+    return replace(found, reason=f"{found.reason}, by the hash of each file")
 
 
 def _acquire(lock: Lock, request: CacheRequest, progress: Progress) -> None:
@@ -190,6 +206,7 @@ def _made(current: CachePlan, made: Made, began: float) -> CacheReport:
     return replace(
         _report(current, "done", began),
         state="fresh",
+        verified=True if current.request.verify else None,
         files=made.files,
         bytes=made.bytes,
         bytes_copied=made.copied,
@@ -238,6 +255,7 @@ def _report(planned: CachePlan, status: Literal["done", "unchanged", "checked"],
         reason=planned.reason,
         in_memory=planned.in_memory,
         variant=planned.variant,
+        verified=planned.state == "fresh" if planned.request.verify else None,
     )
 
 

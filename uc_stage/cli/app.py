@@ -158,6 +158,12 @@ def cache(
             "--check", envvar="UC_STAGE_CHECK", help="Print fresh, stale, partial or absent; copy and read nothing."
         ),
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", envvar="UC_STAGE_VERIFY", help="Hash a copy that is there again; with --check, only say so."
+        ),
+    ] = False,
     force: Force = False,
     dry_run: DryRun = False,
     json: Json = False,
@@ -182,6 +188,7 @@ def cache(
         retries=retries,
         read_timeout=read_timeout,
         check=check,
+        verify=verify,
         force=force,
         headroom=headroom_bytes,
         headroom_factor=headroom_factor,

@@ -141,10 +141,12 @@ def _verdict(report: Report) -> tuple[str, dict[str, Any] | None]:
         case ExportPlan() | CachePlan() | PrunePlan():
             return "planned", None
         case CacheReport(status="checked", state=state) if state != "fresh":
+            # Without it, a copy whose sizes and times are right counts as whole.
+            again = " --verify" if report.verified is False else ""
             return "failed", {
                 "code": state,
                 "message": f"the copy of `{report.source}` is {state}",
-                "hint": f"uc-stage cache {report.source}{copies.flags(report.variant)}",
+                "hint": f"uc-stage cache {report.source}{copies.flags(report.variant)}{again}",
                 "exit_code": NOT_FRESH,
             }
         case InspectReport(verified=False):

@@ -18,6 +18,7 @@ class CacheRequest:
 
     Attributes:
         reserve: bytes to leave free on the disk.
+        verify: hash a copy that is there already again, and make it anew where it has other bytes.
         headroom: bytes that a loader will write beside the copy.
         headroom_factor: the same as a multiple of the copy's bytes; both count.
         max_size: the most bytes that all copies in the cache folder may have.
@@ -38,6 +39,7 @@ class CacheRequest:
     reserve: int = 0
     timeout: float | None = None
     check: bool = False
+    verify: bool = False
     force: bool = False
     headroom: int = 0
     headroom_factor: float = 0.0
@@ -165,6 +167,7 @@ class CacheReport:
     evicted: tuple[str, ...] = ()
     in_memory: bool = False
     variant: str = ""
+    verified: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
