@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import builtins
+import dataclasses
+import errno
 import json
 import os
 import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +19,7 @@ from tests.fixtures.exports import make_export, put_manifest
 from uc_stage import caching, transfer
 from uc_stage.buffers import SMALL_BYTES
 from uc_stage.caching import making, places
+from uc_stage.caching.places import place_of
 from uc_stage.errors import (
     AccessDenied,
     Busy,
@@ -31,6 +35,7 @@ from uc_stage.manifest import COPY_PATH, MANIFEST_PATH, CopyRecord
 from uc_stage.model import CacheReport, CacheRequest, CopyFile
 from uc_stage.publish import CopyPublication, lock_path, read_copy, remove_copy
 from uc_stage.sources import open_source
+from uc_stage.storage import LocalFolder
 from uc_stage.transfer import moving
 
 if TYPE_CHECKING:
@@ -946,3 +951,56 @@ def test_verify_hashes_a_copy_again_and_makes_a_damaged_one_anew(
     assert (mended.status, mended.bytes_copied) == ("done", os.path.getsize(whole))
     assert tree(report.path) == tree(source)
     assert cache(source, verify=True).status == "unchanged"
+
+
+def test_a_partial_copy_with_a_record_that_a_loss_of_power_emptied_is_begun_anew(
+    source: str, cache: Callable[..., CacheReport], tmp_path: Path
+) -> None:
+    cache(source)
+    (copy,) = (tmp_path / "cache/copies").iterdir()
+    (tmp_path / "cache/partial").mkdir(exist_ok=True)
+    place = place_of(CacheRequest(source, cache_dir=str(tmp_path / "cache")), source, "", None)
+    os.rename(copy, place.partial)
+    with open(f"{place.partial}/{COPY_PATH}", "w"):
+        pass
+
+    assert cache(source, check=True).state == "absent"
+    assert tree(cache(source).path) == tree(source)
+    assert leftovers(tmp_path / "cache") == []
+
+
+def test_a_file_that_the_disk_cannot_read_any_more_is_fetched_anew(
+    source: str, cache: Callable[..., CacheReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = cache(source)
+    bad = os.path.join(report.path, min(tree(report.path)))
+    real = builtins.open
+
+    def fail(path: Any, *given: Any, **more: Any) -> Any:
+        if path == bad and not failed:
+            failed.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return real(path, *given, **more)
+
+    failed: list[str] = []
+    monkeypatch.setattr(builtins, "open", fail)
+    assert cache(source, check=True, verify=True).state == "partial"
+    failed.clear()
+    mended = cache(source, verify=True)
+    assert (mended.status, mended.bytes_copied) == ("done", 0)
+    assert mended.verified
+
+
+def test_a_part_leaves_the_unfinished_copy_of_the_whole_alone(source: str, tmp_path: Path) -> None:
+    request = CacheRequest(source, cache_dir=str(tmp_path / "cache"))
+    caching.run(request)
+    (copy,) = (tmp_path / "cache/copies").iterdir()
+    partial = place_of(request, source, "", None).partial
+    record = read_copy(str(copy))
+    assert record is not None
+    os.rename(copy, partial)
+    LocalFolder(partial).put(COPY_PATH, dataclasses.replace(record, generation="", files=()).to_json())
+
+    caching.run(dataclasses.replace(request, include=("*",), exclude=(min(tree(source)),)))
+
+    assert os.path.isdir(partial)

@@ -473,7 +473,7 @@ def test_each_reader_reads_a_copy_as_arrow(cache: Callable[..., CacheReport], tm
     job = Job("hf", path, tuple((f"{path}/{name}", 1, 1000) for name in streams(path)), 700, 0, 60.0)
     assert sum(rows for rows, _ in readers._hf(job)) == 3000
     state = State(3000, 0, 1.0, 0.1, ended=True)
-    assert "load_from_disk" in str(process._measurement(job, 1, state, "").note)
+    assert "Dataset.from_file" in str(process._measurement(job, 1, state, "").note)
 
 
 def test_a_file_that_is_no_arrow_stream_is_told_as_such(cache: Callable[..., CacheReport], tmp_path: Path) -> None:

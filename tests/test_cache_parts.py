@@ -377,3 +377,30 @@ def test_the_function_takes_a_share_as_text_or_numbers_and_one_pattern_as_text(
     assert api.cache(export, cache_dir=nvme, shard="auto", exclude=["validation-*"]) == path
     with pytest.raises(InvalidRequest, match="`shard 2` is neither RANK/WORLD nor auto"):
         api.cache(export, cache_dir=nvme, shard="2")
+
+
+def test_the_files_of_a_sample_go_to_one_node_where_they_are_packed(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    for index in range(20):
+        (tmp_path / f"s/{index:04}.jpg").write_bytes(b"1" * (100 + index))
+        (tmp_path / f"s/{index:04}.json").write_bytes(b"{}")
+    held = []
+    for node in range(2):
+        request = CacheRequest(str(tmp_path / "s"), cache_dir=str(tmp_path / f"c{node}"), pack=True, shard=(node, 2))
+        plan = caching.plan(request)
+        keys = [file.path.partition(".")[0] for file in plan.files]
+        assert all(keys.count(key) == 2 for key in keys)
+        held += [file.path for file in plan.files]
+    assert sorted(held) == sorted(os.listdir(tmp_path / "s"))
+
+
+def test_each_node_has_all_splits_of_a_folder_that_becomes_arrow(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "s").mkdir()
+    for name in ("train-a", "train-b", "test-a", "test-b"):
+        pq.write_table(pa.table({"x": range(100 if name == "train-a" else 3)}), tmp_path / f"s/{name}.parquet")
+    for node in range(2):
+        request = CacheRequest(str(tmp_path / "s"), cache_dir=str(tmp_path / "c"), form="arrow", shard=(node, 2))
+        assert {name.partition("-")[0] for name in os.listdir(caching.run(request).path)} >= {"train", "test"}

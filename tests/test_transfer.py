@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from uc_stage.errors import AccessDenied, NotFound, Unavailable, VerificationFailed
 from uc_stage.model import CopyFile
 from uc_stage.progress import SILENT
-from uc_stage.storage import open_folder
+from uc_stage.storage import LocalFolder, open_folder
 from uc_stage.transfer import copy_files, hash_files, is_parquet, ranges, reading, split
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from tests.fixtures.s3 import Bucket
     from tests.fixtures.volume import Volume
+    from uc_stage.storage import Entry
 
 
 @dataclass
@@ -346,3 +347,27 @@ def test_a_parquet_file_is_told_by_both_its_ends(tmp_path: Path, data: bytes, wh
         assert is_parquet(descriptor, len(data)) is whole
     finally:
         os.close(descriptor)
+
+
+def test_a_file_whose_last_look_hangs_is_copied_all_the_same(
+    tmp_path: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source").mkdir()
+    for index in range(5):
+        (tmp_path / f"source/f{index}").write_bytes(os.urandom(1000 + index))
+    real, hung = LocalFolder.stat, threading.Event()
+
+    def stat(folder: LocalFolder, path: str) -> Entry | None:
+        if path == "f2" and not hung.is_set():
+            hung.set()
+            time.sleep(1.5)
+        return real(folder, path)
+
+    monkeypatch.setattr(LocalFolder, "stat", stat)
+    folder = LocalFolder(str(tmp_path / "source"))
+    files = [CopyFile(entry.path, entry.bytes, entry.mtime_ns) for entry in folder.entries()]
+
+    copied = copy_files(folder, files, shelf, 4, SILENT, timeout=0.3)
+
+    assert hung.is_set()
+    assert sorted(file.path for file in copied) == [f"f{index}" for index in range(5)]

@@ -80,7 +80,8 @@ class Target:
         """Reads the footers of data files, or what tells the same of an Arrow file, in the order of the paths."""
         paths = list(paths)
         streams = [path for path in paths if self.record and is_stream_name(path)]
-        found = read_footers(self.folder, [path for path in paths if path not in streams], progress)
+        others = [path for path in paths if not (self.record and is_stream_name(path))]
+        found = read_footers(self.folder, others, progress)
         found.update(zip(streams, describe(map(self.folder.locate, streams)).values(), strict=True))
         return {path: found[path] for path in paths}
 

@@ -33,7 +33,7 @@ _COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from uc_stage.benchmark.read
 
 # Map-style loading first writes an uncompressed Arrow copy of everything, which no bound of seconds can hold.
 _HOW = {"hf": "load_dataset(streaming=True).iter(batch_size)"}
-_HOW_MAPPED = {"hf": "load_from_disk(TARGET).iter(batch_size)"}
+_HOW_MAPPED = {"hf": "Dataset.from_file(FILE).iter(batch_size)"}
 
 
 def measure(job: Job, size: int, progress: Progress) -> Measurement:

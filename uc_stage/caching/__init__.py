@@ -154,16 +154,16 @@ def _execute(planned: CachePlan, progress: Progress, began: float) -> CacheRepor
     request = planned.request
     place = place_of(request, planned.source, planned.generation, planned.manifest_id)
     before = _stamp(place.path)
-    planned = _rehashed(planned, progress)
+    planned, verified = _rehashed(planned, progress)
     if request.check:
-        return _report(planned, "checked", began)
+        return replace(_report(planned, "checked", began), verified=verified)
     if planned.state == "fresh" and not request.force and _hold(request, place):
-        return _report(planned, "unchanged", began)
+        return replace(_report(planned, "unchanged", began), verified=verified)
     manifest = _manifest(planned)
     told = Manifest.from_json(manifest, planned.source) if manifest else None
     form = form_of(request, planned.generation, told)
     prepare_root(root_of(request))
-    again = request.force or (request.verify and planned.state != "fresh")
+    again = request.force or verified is False
     with Lock(place.lock) as lock, contextlib.ExitStack() as stack:
         _acquire(lock, request, progress)
         lock.tell(at_once=True, rank=read_rank())
@@ -179,17 +179,20 @@ def _execute(planned: CachePlan, progress: Progress, began: float) -> CacheRepor
     raise NotFound(f"the copy `{place.path}` was removed as soon as it was there", hint="run `cache` again")
 
 
-def _rehashed(found: CachePlan, progress: Progress) -> CachePlan:
-    """With `verify`, a copy that looks whole is hashed again: one with other bytes than were copied is damaged."""
+def _rehashed(found: CachePlan, progress: Progress) -> tuple[CachePlan, bool | None]:
+    """With `verify`, a copy that looks whole is hashed again: one with other bytes than were copied is damaged.
+
+    Gives the plan, and whether all bytes are right; None where nobody looked.
+    """
     record = read_copy(found.path) if found.request.verify and found.state == "fresh" else None
     if record is None:
-        return found
+        return found, None
     progress.phase("verify", total=sum(file.bytes for file in record.files))
     good = hash_files(found.path, record.files, found.request.jobs or DEFAULT_JOBS, progress)
     if bad := {file.path for file in record.files} - {file.path for file in good}:
         reason = f"the copy is damaged: `{min(bad)}` has other bytes than were copied"
-        return replace(found, state="partial", reason=reason)
-    return replace(found, reason=f"{found.reason}, by the hash of each file")
+        return replace(found, state="partial", reason=reason), False
+    return replace(found, reason=f"{found.reason}, by the hash of each file"), True
 
 
 def _acquire(lock: Lock, request: CacheRequest, progress: Progress) -> None:
@@ -255,7 +258,6 @@ def _report(planned: CachePlan, status: Literal["done", "unchanged", "checked"],
         reason=planned.reason,
         in_memory=planned.in_memory,
         variant=planned.variant,
-        verified=planned.state == "fresh" if planned.request.verify else None,
     )
 
 

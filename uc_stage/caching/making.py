@@ -46,7 +46,9 @@ def make(
     """Makes the copy, holding its lock."""
     request, jobs = current.request, current.request.jobs or DEFAULT_JOBS
     shared = Shared(progress, lock)
-    blank = CopyRecord(current.source, current.generation, current.manifest_id, now(), (), variant_of(request))
+    shares = current.manifest_id is None and not variant_of(request)
+    generation = "" if shares else current.generation
+    blank = CopyRecord(current.source, generation, current.manifest_id, now(), (), variant_of(request))
     publication = CopyPublication(place.path, place.partial)
     damaged = record_at(place.path, request)
     outputs: Outputs = form.outputs(current.files) if form else {file.path: (file,) for file in current.files}
@@ -69,7 +71,8 @@ def make(
             sizes, scratch = weigh(form, current.source, lacking, current.outputs, shared), form.scratch(lacking)
         total = sum(sizes.values()) + sum(kept.values())
         need = needed(request, total, sizes.values(), space_at(place.partial)) + scratch
-        evicted = make_room(request, place, total, need, lock, progress)
+        # What is done of a form counts what is read as well as what is written.
+        evicted = make_room(request, place, total, need, lock, progress, beyond=size if form else 0)
     except (NoSpace, Unsupported):
         if not good:
             publication.drop()
@@ -86,7 +89,7 @@ def make(
         # It names files that are not there.
         manifest = None
     files = tuple(sorted([*good, *copied], key=lambda file: file.path))
-    record = replace(blank, created_at=now(), files=files)
+    record = replace(blank, generation=current.generation, created_at=now(), files=files)
     publish(publication, place, request, record, manifest, outputs, form, instead=damaged is not None)
     return Made(size, sum(kept.values()), evicted, len(files), sum(file.bytes for file in files))
 
@@ -174,8 +177,8 @@ def sweep(request: CacheRequest, place: Place, current: CachePlan) -> None:
             # All generations of a DEST have the one lock that is held here.
             remove_copy(folder)
             continue
-        # One that somebody works on stays, and another part or form of this generation.
-        if record.generation != current.generation:
+        # One that somebody works on stays, another part or form of this generation, and what all generations share.
+        if record.generation not in (current.generation, ""):
             evict(root_of(request), folder)
 
 

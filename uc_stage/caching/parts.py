@@ -8,6 +8,8 @@ import shlex
 from typing import TYPE_CHECKING
 
 from uc_stage.errors import InvalidRequest, NotFound
+from uc_stage.forms.arrow import named_splits
+from uc_stage.forms.shards import key_of
 from uc_stage.ranks import parse_shard
 
 if TYPE_CHECKING:
@@ -41,14 +43,21 @@ def part_of(request: CacheRequest, source: CopySource) -> tuple[CopyFile, ...]:
     rank, count = shard
     rows = {file.path: file.rows for file in source.manifest.files} if source.manifest else None
     splits = {file.path: name for name, of in source.manifest.splits.items() for file in of} if source.manifest else {}
+    if request.form == "arrow" and not splits:
+        # Each node's copy has all splits, or a rank would wait for one that another does not have.
+        splits = named_splits([file.path for file in files])
+    # What goes to one node: a file, or with `--pack` the files of one sample.
+    wholes = {file.path: key_of(file.path) if request.pack else file.path for file in files}
     groups: dict[str, dict[str, int]] = {}
     for file in files:
-        groups.setdefault(splits.get(file.path, ""), {})[file.path] = file.bytes if rows is None else rows[file.path]
+        group = groups.setdefault(splits.get(file.path, ""), {})
+        weight = file.bytes if rows is None else rows[file.path]
+        group[wholes[file.path]] = group.get(wholes[file.path], 0) + weight
     for name, group in groups.items():
         if len(group) < count:
             raise _too_few(source, name, len(group), count)
     mine = shares(groups, count)[rank]
-    return tuple(file for file in files if file.path in mine)
+    return tuple(file for file in files if wholes[file.path] in mine)
 
 
 def shares(splits: Mapping[str, Mapping[str, int]], count: int) -> list[set[str]]:

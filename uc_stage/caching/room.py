@@ -90,16 +90,24 @@ def take_room(request: CacheRequest, place: Place, total: int, need: int, lock: 
 
 
 def make_room(
-    request: CacheRequest, place: Place, total: int, need: int, lock: Lock, progress: Progress, done: int = 0
+    request: CacheRequest,
+    place: Place,
+    total: int,
+    need: int,
+    lock: Lock,
+    progress: Progress,
+    done: int = 0,
+    beyond: int = 0,
 ) -> tuple[str, ...]:
     """Makes room for a copy and reserves it in the name of its lock's holder; gives the paths that had to go.
 
-    `done` bytes of the copy are written and not in `need`.
+    `done` bytes of the copy are written and not in `need`; `beyond` more will be counted as done than take room.
 
     One process at a time counts and takes: two copies that fit one by one cannot both count on the same bytes.
 
     Raises:
-        NoSpace: there is not enough, also without the copies that nobody uses; then none of them was removed.
+        NoSpace: there is not enough, also without the copies that nobody uses; none was removed, unless somebody began
+            to use one meanwhile.
         Busy: the wait for others that make room ran out.
     """
     root = root_of(request)
@@ -117,7 +125,7 @@ def make_room(
             if room.lacking > 0:
                 raise _full(request, place, total, need, room)
             if not room.evictions:
-                lock.reserve(need, space_at(place.partial).device, done)
+                lock.reserve(need + beyond, space_at(place.partial).device, done)
                 return tuple(gone)
             oldest = room.evictions[0]
             if why := evict(root, oldest.path):

@@ -13,7 +13,7 @@ from uc_stage.caching.room import needed
 from uc_stage.errors import InvalidRequest, StageError, VerificationFailed
 from uc_stage.manifest import CopyRecord
 from uc_stage.model import CachePlan
-from uc_stage.publish import is_same, read_copy, read_journal
+from uc_stage.publish import is_same, read_copy, read_journal, read_partial
 from uc_stage.storage import space_at, translated
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def survey(
     elif record is not None and _what(record) == _what(wanted):
         state, reason = "partial", f"the copy is damaged: {lack}"
         held = _held(place.path, record.files, asked)
-    elif read_copy(place.partial) is not None:
+    elif read_partial(place.partial) is not None:
         noted = tuple(read_journal(place.partial).values())
         held = _held(place.partial, noted, asked)
         done = sum(file.bytes for path in held for file in outputs[path])
@@ -124,12 +124,12 @@ def _refuse_other(path: str, record: CopyRecord, wanted: CopyRecord) -> None:
         raise InvalidRequest(
             f"`{path}` holds generation `{record.generation}` of `{wanted.source}`, "
             f"which is at `{wanted.generation}` now",
-            hint="choose another DEST, or none: then each generation has a path of its own",
+            hint=f"choose another DEST, or none: then each generation has a path of its own; or uc-stage prune {path}",
         )
     if record.variant != wanted.variant:
         raise InvalidRequest(
             f"`{path}` holds another part or form of `{wanted.source}`: `{record.variant or 'all its files'}`",
-            hint="choose another DEST, or none: then each part and form has a path of its own",
+            hint=f"choose another DEST, or none: then each has a path of its own; or uc-stage prune {path}",
         )
 
 

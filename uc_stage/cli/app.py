@@ -202,6 +202,8 @@ def cache(
         pack_size=None if pack_size is None else parse_size(pack_size, "--pack-size"),
     )
     if dry_run and not check:
+        if verify:
+            raise InvalidRequest("`--dry-run` reads no data", hint="`--check --verify` hashes and changes nothing")
         return output.show("cache", caching.plan(request), json=json)
     with shown(quiet=quiet) as progress:
         report = caching.run(request, progress)

@@ -60,6 +60,10 @@ class ArrowForm:
         Raises:
             Unsupported: a file that is not called Parquet, or names from which the split of each cannot be told.
         """
+        if not any(is_parquet_name(file.path) for file in files):
+            raise Unsupported(
+                "`--as arrow` takes Parquet, and no file is", hint="leave it out; `--pack` takes images, audio and text"
+            )
         if other := next((file.path for file in files if not is_parquet_name(file.path)), None):
             raise Unsupported(
                 f"`{other}` is not Parquet, which alone `--as arrow` takes", hint=f"leave it out: --exclude '{other}'"

@@ -106,6 +106,12 @@ def is_packed(variant: str) -> bool:
     return re.search(r"(?:^| )pack=\d+(?: |$)", variant) is not None
 
 
+def key_of(path: str) -> str:
+    """What the files of one sample have in common; the path of a file that WebDataset passes over."""
+    found = _SAMPLE.match(path)
+    return found[1] if found else path
+
+
 def sample_of(path: str) -> tuple[str, str] | None:
     """The key and the field of a file as WebDataset tells them; None for one that it passes over."""
     found = _SAMPLE.match(path)
@@ -126,8 +132,7 @@ def _samples(files: Iterable[CopyFile]) -> list[list[CopyFile]]:
     """The files of each sample, in the samples' order; a file that WebDataset passes over is one by itself."""
     keyed = []
     for file in files:
-        found = _SAMPLE.match(file.path)
-        key = found[1] if found else file.path
+        key = key_of(file.path)
         digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest()
         keyed.append((digest, key, file.path, file))
     # No two have one path, so that files are never compared.

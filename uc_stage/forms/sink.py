@@ -85,11 +85,13 @@ class OutputSink:
             if not all(part.path in self._here for part in self._outputs[output]):
                 return
             parts = [self._here.pop(part.path) for part in self._outputs[output]]
-        with self._turn:
-            made = self._make(output, parts)
-        for part in parts:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(part.here)
+        try:
+            with self._turn:
+                made = self._make(output, parts)
+        finally:
+            for part in parts:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(part.here)
         with self._lock:
             self.written.append(made)
             self._waiting -= self._size(output)

@@ -70,7 +70,7 @@ def of_copies(copies: Sequence[CachedCopy], seconds: float = _SECONDS) -> list[C
     silent = Unavailable(f"it did not answer in {seconds:g} s")
     told = []
     for copy in copies:
-        if copy.source is None or copy.generation is None:
+        if copy.source is None or not copy.generation:
             told.append(copy)
             continue
         fresh = _compared(copy.source, copy.generation, found.get(copy.source, silent))

@@ -10,6 +10,7 @@ from uc_stage.publish.copies import (
     is_same,
     read_copy,
     read_journal,
+    read_partial,
     refuse_unmarked,
     remove_copy,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "read_copy",
     "read_journal",
     "read_manifest",
+    "read_partial",
     "refuse_unmarked",
     "refuse_unsafe_root",
     "remove_copy",

@@ -16,7 +16,7 @@ import stat
 import threading
 from typing import TYPE_CHECKING
 
-from uc_stage.errors import InvalidRequest, NotFound
+from uc_stage.errors import InvalidRequest, NotFound, VerificationFailed
 from uc_stage.locks import alive, identity
 from uc_stage.manifest import COPY_PATH, FOLDER, MANIFEST_PATH, CopyRecord
 from uc_stage.model import CopyFile
@@ -74,10 +74,18 @@ def read_copy(path: str) -> CopyRecord | None:
     return CopyRecord.from_json(data, folder.locate(COPY_PATH))
 
 
+def read_partial(path: str) -> CopyRecord | None:
+    """The record of an unfinished copy; None where there is none, or where a loss of power has damaged it."""
+    try:
+        return read_copy(path)
+    except VerificationFailed:
+        return None
+
+
 def read_journal(partial: str) -> dict[str, CopyFile]:
     """The files that a partial copy named, with their hashes, by path; a torn line tells of none."""
     # A run that was killed at its very end has a whole record, and may have no journal any more.
-    record = read_copy(partial)
+    record = read_partial(partial)
     found: dict[str, CopyFile] = {file.path: file for file in record.files} if record else {}
     with contextlib.suppress(FileNotFoundError), open(os.path.join(partial, _JOURNAL), "rb") as lines:
         for line in lines:
@@ -189,8 +197,8 @@ class CopyPublication:
         above, name = os.path.split(self.partial)
         with translated(self.partial):
             os.makedirs(self._folder.locate(_TEMPORARY), exist_ok=True)
-            if read_copy(self.partial) is None:
-                if self._entries():
+            if read_partial(self.partial) is None:
+                if self._entries() and not is_marked(self.partial):
                     raise InvalidRequest(f"`{self.partial}` is not uc-stage's", hint="move that folder away")
                 self._folder.put(COPY_PATH, record.to_json())
             for temporary in os.listdir(self._folder.locate(_TEMPORARY)):
@@ -294,7 +302,8 @@ class CopyPublication:
         """
         if manifest is not None:
             self._folder.put(MANIFEST_PATH, manifest, durable=False)
-        self._folder.put(COPY_PATH, record.to_json(), durable=False)
+        # At once: the folder that became a copy in vain is gone on from by the next run.
+        self._folder.put(COPY_PATH, record.to_json())
         self._close()
         self._folder.remove(_JOURNAL)
         self._folder.prune(_TEMPORARY)

@@ -13,8 +13,8 @@ from uc_stage.storage.space import kind_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# File systems that write down all of theirs on one call, and overlay, which passes it on.
-_SYNCED_AS_A_WHOLE = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
+# File systems that write down all of theirs on one call, and tell of what they could not.
+_SYNCED_AS_A_WHOLE = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs", "zfs"}
 # Before, that call told of no bytes that could not be written (syncfs(2)).
 _TELLS_SINCE = (5, 8)
 _SYNCERS = 32

@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from uc_stage.crew import Crew
+from uc_stage.errors import Unavailable
 from uc_stage.storage import translated
 from uc_stage.transfer import ranges
 
@@ -25,8 +26,7 @@ _TAIL_BYTES = 8
 def hash_files(folder: str, files: Sequence[CopyFile], jobs: int, progress: Progress) -> list[CopyFile]:
     """Reads files below a local folder and gives those whose bytes have the hash that they came with.
 
-    Raises:
-        Unavailable: a disk that cannot read.
+    One that the disk cannot read is none of them.
     """
     good: list[CopyFile] = []
 
@@ -34,7 +34,14 @@ def hash_files(folder: str, files: Sequence[CopyFile], jobs: int, progress: Prog
         import xxhash
 
         hasher, whole = xxhash.xxh3_128(), os.path.join(folder, file.path)
-        with translated(whole), contextlib.suppress(FileNotFoundError), open(whole, "rb", 0) as stream:
+        with (
+            contextlib.suppress(Unavailable),
+            translated(whole),
+            contextlib.suppress(FileNotFoundError),
+            open(whole, "rb", 0) as stream,
+        ):
+            # What is stored counts, not what the page cache remembers of it.
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while got := stream.readinto(buffer):
                 hasher.update(buffer[:got])
                 progress.advance(got)

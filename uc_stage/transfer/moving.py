@@ -132,6 +132,10 @@ class _Transfer:
         finally:
             for state in self._under_way:
                 self._abandon(state)
+        if len(self._copied) != self._turn:
+            raise Unavailable(
+                f"`{self._folder.url}` gave {len(self._copied)} of {self._turn} files", hint="run `cache` again"
+            )
         return self._copied
 
     def _work(self) -> None:
@@ -223,7 +227,7 @@ class _Transfer:
         if got < length:
             raise VerificationFailed(
                 f"`{state.whole}` is shorter than its listed {state.asked.bytes} bytes",
-                hint="the source changed or is damaged: run `cache` again, or export the table again",
+                hint="the source changed or is damaged: run `cache` again, or write the source again",
             )
         with translated(state.whole):
             with state.lock:
@@ -288,6 +292,8 @@ class _Transfer:
             with state.lock:
                 state.hashed += length
                 if state.hashed == state.asked.bytes:
+                    # Whoever takes over what hangs from here on comes this way again.
+                    state.hashing = False
                     return True
                 if state.hashed not in state.arrived:
                     state.hashing = False
@@ -305,7 +311,7 @@ class _Transfer:
             if state.again:
                 raise VerificationFailed(
                     f"`{state.whole}` {problem}, also when fetched again",
-                    hint="see `uc-stage inspect --verify` on the source; export the table again if it is damaged",
+                    hint="read the source's file with another tool; an export that is damaged is to be exported again",
                 )
             self._progress.note(f"`{state.whole}` {problem}: fetching it again")
             self._progress.advance(-state.asked.bytes)

@@ -129,7 +129,9 @@ def _pages(column: pa.ChunkedArray) -> Iterator[tuple[NDArray[np.int32], NDArray
         offsets = np.frombuffer(chunk.offsets.buffers()[1], np.int32)[
             chunk.offsets.offset : chunk.offsets.offset + len(chunk) + 1
         ]
-        values = chunk.values.to_numpy(zero_copy_only=True)
+        # Those of the slice alone: beyond it there may be a NULL.
+        values = chunk.flatten().to_numpy()
+        offsets = offsets - offsets[0]
         most = _PAGE_BYTES // values.itemsize
         at = 0
         while at < len(chunk):
