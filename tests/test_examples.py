@@ -283,6 +283,7 @@ def test_the_job_step_gives_up_what_the_job_itself_holds_where_there_is_no_room(
     done = finish(start(["bash", "-c", script], clean_environment(UC_STAGE_CACHE_DIR=job.root)))
 
     assert done.code == 0, done.err
+    assert len(done.out.split()) == 2, done.err
     first, second = done.out.split()
     assert "job_step: cache ended with 14, once more" in done.err
     assert not os.path.exists(first)

@@ -253,3 +253,22 @@ def test_files_are_synced_one_by_one_where_all_at_once_cannot_be_relied_on(
     os.close(descriptor)
 
     assert sorted(synced) == [".", "2", "a", "a/b", "a/b/1"]
+
+
+def test_a_small_file_that_is_replaced_between_the_look_and_the_open_is_read_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_bytes(b"new")
+    real, stale = LocalFolder._descriptor, [True, True]
+
+    def replaced(folder: LocalFolder, path: str) -> tuple[int, os.stat_result]:
+        if stale:
+            stale.pop()
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(folder, path)
+
+    monkeypatch.setattr(LocalFolder, "_descriptor", replaced)
+    assert LocalFolder(str(tmp_path)).read("x") == b"new"
+    stale[:] = [True] * 10
+    with pytest.raises(Unavailable, match="Stale file handle"):
+        LocalFolder(str(tmp_path)).read("x")

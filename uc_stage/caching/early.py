@@ -122,8 +122,9 @@ class EarlyCopy:
             step = max(size, _STEP_BYTES, self._asked)
             for more in (step, size):
                 total = self._asked + more
-                need = needed(self._request, total, [], self._space) + total - self._publication.taken()
-                if take_room(self._request, self._place, total, need, self._lock, self._shared.done):
+                need = needed(self._request, total, [], self._space) + total
+                taken = self._publication.taken
+                if take_room(self._request, self._place, total, need, self._lock, self._shared.done, taken):
                     if not self._asked:
                         # Of how much is known at the end of the listing.
                         self._shared.phase("copy")
@@ -155,6 +156,14 @@ class EarlyCopy:
         self._outputs = {file.path: (file,) for file in source.files}
         refuse_foreign(self._place.path, record_at(self._place.path, request), None, self._outputs)
         sweep(request, self._place, self._planned)
-        need -= self._publication.taken()
-        self._evicted = make_room(request, self._place, size, need, self._lock, self._progress, self._shared.done)
+        self._evicted = make_room(
+            request,
+            self._place,
+            size,
+            need,
+            self._lock,
+            self._progress,
+            self._shared.done,
+            taken=self._publication.taken,
+        )
         self._shared.know(size)

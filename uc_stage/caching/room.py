@@ -13,7 +13,7 @@ from uc_stage.sizes import format_size
 from uc_stage.storage import space_at
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from uc_stage.caching.places import Place
     from uc_stage.model import CachedCopy, CacheRequest
@@ -45,13 +45,23 @@ def needed(request: CacheRequest, total: int, sizes: Iterable[int], space: Space
     return files + request.headroom + int(request.headroom_factor * total)
 
 
-def look_for_room(request: CacheRequest, place: Place, total: int, need: int, *, but: Collection[str] = ()) -> Room:
-    """Tells what room there is for a copy of `total` bytes that needs `need` more, and who would have to go for it.
+def look_for_room(
+    request: CacheRequest,
+    place: Place,
+    total: int,
+    need: int,
+    *,
+    but: Collection[str] = (),
+    taken: Callable[[], int] | None = None,
+) -> Room:
+    """Tells what room there is for a copy of `total` bytes that needs `need`, and who would have to go for it.
 
-    `but` names copies that do not.
+    `but` names copies that do not; `taken` tells how many of the bytes are written, while others go on with it.
     """
     root = root_of(request)
     space, around = space_at(place.partial), space_at(root)
+    # Afterwards: what is written in between must not count as lacking.
+    need -= taken() if taken else 0
     promised = reserved(locks_folder(root), space.device, place.lock)
     lack, over = need + request.reserve + promised - space.free, 0
     inside = place.path.startswith(f"{root}/") and request.max_size is not None
@@ -74,7 +84,9 @@ def look_for_room(request: CacheRequest, place: Place, total: int, need: int, *,
     return Room(space.free, promised, max(over, 0), 0, tuple(evictions))
 
 
-def take_room(request: CacheRequest, place: Place, total: int, need: int, lock: Lock, done: int) -> bool:
+def take_room(
+    request: CacheRequest, place: Place, total: int, need: int, lock: Lock, done: int, taken: Callable[[], int]
+) -> bool:
     """Reserves room as `make_room` does, where nothing has to go for it; says whether it did.
 
     Raises:
@@ -82,10 +94,10 @@ def take_room(request: CacheRequest, place: Place, total: int, need: int, lock: 
     """
     with Lock(space_lock_path(root_of(request))) as counting:
         counting.acquire(request.timeout, lambda _: None)
-        room = look_for_room(request, place, total, need)
+        room = look_for_room(request, place, total, need, taken=taken)
         if room.lacking > 0 or room.evictions:
             return False
-        lock.reserve(need, space_at(place.partial).device, done)
+        lock.reserve(need - taken(), space_at(place.partial).device, done)
     return True
 
 
@@ -98,10 +110,12 @@ def make_room(
     progress: Progress,
     done: int = 0,
     beyond: int = 0,
+    taken: Callable[[], int] | None = None,
 ) -> tuple[str, ...]:
     """Makes room for a copy and reserves it in the name of its lock's holder; gives the paths that had to go.
 
-    `done` bytes of the copy are written and not in `need`; `beyond` more will be counted as done than take room.
+    `done` bytes of the copy were counted already; `beyond` more will be counted as done than take room; `taken` tells
+    how much of `need` is written, while others go on with it.
 
     One process at a time counts and takes: two copies that fit one by one cannot both count on the same bytes.
 
@@ -121,11 +135,12 @@ def make_room(
         counting.acquire(request.timeout, waiting)
         empty_trash(root)
         while True:
-            room = look_for_room(request, place, total, need, but=kept)
+            room = look_for_room(request, place, total, need, but=kept, taken=taken)
             if room.lacking > 0:
                 raise _full(request, place, total, need, room)
             if not room.evictions:
-                lock.reserve(need + beyond, space_at(place.partial).device, done)
+                left = need - (taken() if taken else 0)
+                lock.reserve(left + beyond, space_at(place.partial).device, done)
                 return tuple(gone)
             oldest = room.evictions[0]
             if why := evict(root, oldest.path):

@@ -275,19 +275,19 @@ class CopyPublication:
                 os.makedirs(folder, exist_ok=True)
                 self._made.add(folder)
             self._note(file)
+            with self._lock:
+                self._named += file.bytes
             os.rename(temporary, whole)
-        with self._lock:
-            self._named += file.bytes
 
     def taken(self) -> int:
-        """The bytes of the files that this run has named, and of those that it has begun."""
-        found, mine = self._named, f"{self._me['pid']}-{self._me['started']}-"
+        """The bytes of the files that this run has named, and of those that it has begun; never too few."""
+        found, mine = 0, f"{self._me['pid']}-{self._me['started']}-"
         for name in os.listdir(self._folder.locate(_TEMPORARY)):
             if name.startswith(mine):
-                # One that got its name meanwhile counts as if it had yet to come.
+                # One that got its name meanwhile is counted below.
                 with contextlib.suppress(FileNotFoundError):
                     found += os.stat(self._folder.locate(f"{_TEMPORARY}/{name}")).st_size
-        return found
+        return found + self._named
 
     def put(self, path: str, data: bytes) -> CopyFile:
         """Names a small file of the copy that is none of the source's."""

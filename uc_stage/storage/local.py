@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
@@ -40,7 +41,7 @@ _AHEAD_BYTES = 128 * 1024
 # So much may wait in the page cache before the system is asked to begin with it.
 _WRITEBACK_BYTES = 32 * 1024**2
 
-# So often a new file's folders are made, where somebody removes them.
+# So often a new file's folders are made, where somebody removes them, and a file is opened that others replace.
 _ATTEMPTS = 5
 
 # What a run that was killed inside of `put` leaves has this at its end.
@@ -186,7 +187,18 @@ class LocalFolder:
 
     def read(self, path: str) -> bytes:
         """All bytes of a small file."""
-        with translated(self.locate(path)), self.open(path) as file:
+        with translated(self.locate(path)):
+            for _ in range(_ATTEMPTS - 1):
+                try:
+                    return self._read(path)
+                except OSError as error:  # noqa: PERF203 - a read costs a thousand times more
+                    # Another run put one in its place between the look and the open.
+                    if error.errno != errno.ESTALE:
+                        raise
+            return self._read(path)
+
+    def _read(self, path: str) -> bytes:
+        with open(self._descriptor(path)[0], "rb") as file:
             return file.read()
 
     def create(self, path: str) -> BinaryIO:
