@@ -248,9 +248,7 @@ def test_files_are_synced_one_by_one_where_all_at_once_cannot_be_relied_on(
 
     monkeypatch.setattr(os, "fsync", noted)
     monkeypatch.setattr(durable, name, value)
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    sync_all(str(tmp_path), ["a/b/1", "2"], descriptor)
-    os.close(descriptor)
+    sync_all(str(tmp_path), ["a/b/1", "2"])
 
     assert sorted(synced) == [".", "2", "a", "a/b", "a/b/1"]
 

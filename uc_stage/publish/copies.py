@@ -14,7 +14,6 @@ import re
 import secrets
 import stat
 import threading
-import weakref
 from typing import TYPE_CHECKING
 
 from uc_stage.errors import InvalidRequest, NotFound, VerificationFailed
@@ -198,8 +197,6 @@ class CopyPublication:
         above, name = os.path.split(self.partial)
         with translated(self.partial):
             os.makedirs(self._folder.locate(_TEMPORARY), exist_ok=True)
-            self._descriptor = os.open(self.partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            weakref.finalize(self, os.close, self._descriptor)
             if read_partial(self.partial) is None:
                 if self._entries() and not is_marked(self.partial):
                     raise InvalidRequest(f"`{self.partial}` is not uc-stage's", hint="move that folder away")
@@ -317,7 +314,7 @@ class CopyPublication:
                 raise NotFound(f"`{whole}` was taken away before the copy was whole", hint="run `cache` again")
         with translated(self.path):
             own = [COPY_PATH] if manifest is None else [COPY_PATH, MANIFEST_PATH]
-            sync_all(self.partial, [*(file.path for file in record.files), *own], self._descriptor)
+            sync_all(self.partial, [*(file.path for file in record.files), *own])
             if replace:
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(self.path, aside)

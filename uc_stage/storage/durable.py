@@ -34,32 +34,34 @@ def sync_folder(path: str) -> None:
     _sync_at(path, os.O_DIRECTORY)
 
 
-def sync_all(root: str, files: Sequence[str], descriptor: int) -> None:
+def sync_all(root: str, files: Sequence[str]) -> None:
     """Makes files below a folder durable, and the names that lead to them: by one call where that can be relied on.
 
     One call writes what others have not written yet, too. Still it is far quicker: a disk has to be flushed for each
-    file that is synced by itself. `descriptor` is the folder's, open since before the first of the files was written:
-    one that is opened later tells of no failure that another process was told of before.
+    file that is synced by itself.
     """
-    if not _sync_whole(descriptor):
+    if not _sync_whole(root):
         each(lambda path: _sync_at(os.path.join(root, path)), files, _SYNCERS)
         each(lambda path: sync_folder(os.path.join(root, path)), sorted(_folders(files)), _SYNCERS)
 
 
-def _sync_whole(descriptor: int) -> bool:
-    """Syncs the file system of an open folder as a whole; says False where that is not enough."""
+def _sync_whole(root: str) -> bool:
+    """Syncs the file system of a folder as a whole; says False where that is not enough."""
     release = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
-    if release < _TELLS_SINCE or kind_of(os.fstat(descriptor).st_dev) not in _SYNCED_AS_A_WHOLE:
+    if release < _TELLS_SINCE or kind_of(os.stat(root).st_dev) not in _SYNCED_AS_A_WHOLE:
         return False
     import ctypes
 
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
             number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+            raise OSError(number, os.strerror(number), root)
     except AttributeError:
         # This C library has no such function.
         return False
+    finally:
+        os.close(descriptor)
     return True
 
 
