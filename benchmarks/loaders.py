@@ -11,6 +11,7 @@ copies in formats of their own. The ratio is of the medians.
 from __future__ import annotations
 
 import glob
+import importlib
 import importlib.util
 import os
 import statistics
@@ -176,8 +177,7 @@ MAKERS = {"streaming": ("MosaicML Streaming", make_mosaic), "litdata": ("LitData
 
 def run(reader: str, path: str) -> float:
     """Rows a second."""
-    import torch.utils.data  # noqa: F401 - loaded, not used
-
+    importlib.import_module("torch.utils.data")
     function, workers = READERS[reader]
     batches = function(path, workers)
     rows = 0

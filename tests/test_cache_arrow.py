@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import uc_stage
+from tests.fixtures.copies import leftovers
 from tests.fixtures.delta import export as export_table
 from tests.fixtures.delta import make_numbers
 from tests.fixtures.exports import make_export
-from tests.test_cache import leftovers
 from uc_stage import caching, inspection, pruning
 from uc_stage.benchmark import process, readers
 from uc_stage.benchmark.readers import Job, State

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fixtures.copies import leftovers
 from tests.fixtures.exports import make_export
 from tests.fixtures.shell import uc_stage
-from tests.test_cache import leftovers
 from tests.test_cache_arrow import column_of, rows_in
 from tests.test_cache_processes import finish, start
 from uc_stage import caching

@@ -21,7 +21,7 @@ _PROJECT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAM = """
 import dataclasses, glob, json, os, shutil, sys
 from tests.fixtures.dying import dies_at, runs
-from tests.test_cache import leftovers, tree
+from tests.fixtures.copies import leftovers, tree
 from uc_stage import caching, pruning, transfer
 from uc_stage.model import CacheRequest, PruneRequest
 from pathlib import Path

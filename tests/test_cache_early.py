@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.test_cache import tree
+from tests.fixtures.copies import tree
 from tests.test_cache_processes import finish, start
 from uc_stage import caching, publish
 from uc_stage.caching import places
@@ -20,7 +20,7 @@ from uc_stage.model import CacheRequest
 from uc_stage.sources import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.fixtures.volume import Volume
 
@@ -170,14 +170,14 @@ def test_room_is_made_once_the_listing_tells_that_it_is_needed(slow: Volume, tmp
     ],
 )
 def test_a_source_that_turns_out_to_be_none_leaves_nothing(
-    tmp_path: Path, spoil: object, error: type[Exception]
+    tmp_path: Path, spoil: Callable[[Path], object], error: type[Exception]
 ) -> None:
     for folder in ("early", "late"):
         (tmp_path / "source" / folder).mkdir(parents=True)
         (tmp_path / "source" / folder / "x").write_bytes(b"1")
     (tmp_path / "source/late/folder").mkdir()
     (tmp_path / "source/late/folder/0.json").touch()
-    spoil(tmp_path / "source/late")  # type: ignore[operator]  # a function, as the parameters above show
+    spoil(tmp_path / "source/late")
 
     with pytest.raises(error):
         caching.run(CacheRequest(str(tmp_path / "source"), cache_dir=str(tmp_path / "cache")))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.fixtures.copies import Watcher, leftovers
 from tests.fixtures.exports import make_export
 from tests.fixtures.shell import uc_stage
-from tests.test_cache import Watcher, leftovers
 from tests.test_cache_processes import start
 from uc_stage import caching, inspection, pruning
 from uc_stage.errors import InvalidRequest, NoSpace

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import uc_stage as api
+from tests.fixtures.copies import tree
 from tests.fixtures.exports import make_export, put_manifest
 from tests.fixtures.shell import clean_environment, uc_stage
-from tests.test_cache import tree
 from uc_stage import caching, inspection
 from uc_stage.caching import making
 from uc_stage.caching.parts import part_of, shares
@@ -31,19 +31,12 @@ from uc_stage.targets import look
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from random import Random
 
 WEIGHTS = st.dictionaries(
     st.sampled_from(["train", "validation", "test"]),
     st.dictionaries(st.text("abcd/", min_size=1, max_size=6), st.integers(0, 10**6), min_size=1, max_size=25),
 )
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Callable[..., CacheReport]:
-    def run(source: str, **options: object) -> CacheReport:
-        return caching.run(CacheRequest(source, **{"cache_dir": str(tmp_path / "cache"), **options}))  # type: ignore[arg-type]  # as the test says
-
-    return run
 
 
 @pytest.fixture
@@ -73,7 +66,9 @@ def export(tmp_path: Path) -> str:
 
 
 @given(WEIGHTS, st.integers(1, 9), st.randoms())
-def test_shares_are_disjoint_complete_balanced_and_the_same_in_any_order(splits, count, random) -> None:  # type: ignore[no-untyped-def]  # hypothesis' own types
+def test_shares_are_disjoint_complete_balanced_and_the_same_in_any_order(
+    splits: dict[str, dict[str, int]], count: int, random: Random
+) -> None:
     every = {f"{split}/{path}": weight for split, files in splits.items() for path, weight in files.items()}
     named = {split: {f"{split}/{path}": weight for path, weight in files.items()} for split, files in splits.items()}
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.fixtures.copies import leftovers, tree
 from tests.fixtures.exports import make_export
-from tests.test_cache import leftovers, tree
 from uc_stage import caching
 from uc_stage.model import CacheRequest
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fixtures.copies import digest, leftovers, tree
 from tests.fixtures.exports import make_export
-from tests.test_cache import digest, leftovers, tree
 from uc_stage import caching
 from uc_stage.errors import InvalidRequest, NoSpace, NotFound, Unavailable, Unsupported, VerificationFailed
 from uc_stage.model import CacheReport, CacheRequest

@@ -18,6 +18,7 @@ from uc_stage.manifest import CopyRecord
 from uc_stage.model import CopyFile
 from uc_stage.progress import SILENT
 from uc_stage.publish import CopyPublication
+from uc_stage.storage import LocalFolder
 
 if TYPE_CHECKING:
     import random
@@ -229,10 +230,10 @@ def test_the_room_beside_the_shards_holds_the_index_and_what_is_on_its_way(files
     assert len(index) + sum(on_their_way) <= Pack(jobs=jobs).scratch(outputs)
 
 
-def test_a_size_that_is_asked_for_decides_how_many_shards_there_are() -> None:
+def test_a_size_that_is_asked_for_decides_how_many_shards_there_are(tmp_path: Path) -> None:
     files = [CopyFile(f"{number}.jpg", 10_000) for number in range(1000)]
 
-    sizes = Pack(size=1000**2).estimate(None, Pack(size=1000**2).outputs(files), None)  # type: ignore[arg-type]  # neither is asked
+    sizes = Pack(size=1000**2).estimate(LocalFolder(str(tmp_path)), Pack(size=1000**2).outputs(files), SILENT)
 
     assert len(sizes) == 11
     assert max(sizes.values()) < 1.1 * 1000**2
@@ -275,7 +276,7 @@ def test_a_shard_is_named_once_its_last_member_is_there(tmp_path: Path) -> None:
     found = os.stat(tmp_path / "partial" / name)
     assert (shard.path, shard.bytes, shard.mtime_ns) == (name, found.st_size, 4 * SECOND)
     assert found.st_mtime_ns == 4 * SECOND
-    assert Pack().estimate(None, outputs, None) == {name: found.st_size}  # type: ignore[arg-type]  # neither is asked
+    assert Pack().estimate(LocalFolder(str(tmp_path)), outputs, SILENT) == {name: found.st_size}
     assert os.listdir(tmp_path / "partial/.uc_stage/unnamed") == []
 
 

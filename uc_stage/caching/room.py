@@ -26,12 +26,14 @@ class Room:
     """What there is for a copy, in bytes.
 
     Attributes:
+        needed: what has yet to be written.
         free: what the file system has; `promised`: how much of that others are about to write.
         over: how far the cache folder would exceed `--max-size`.
         lacking: what cannot be made; then nothing is evicted.
         evictions: the copies that have to go, in order.
     """
 
+    needed: int
     free: int
     promised: int
     over: int
@@ -80,8 +82,8 @@ def look_for_room(
             gone += copy.bytes
     lacking = max(*most, 0) - gone
     if lacking > 0:
-        return Room(space.free, promised, max(over, 0), lacking, ())
-    return Room(space.free, promised, max(over, 0), 0, tuple(evictions))
+        return Room(need, space.free, promised, max(over, 0), lacking, ())
+    return Room(need, space.free, promised, max(over, 0), 0, tuple(evictions))
 
 
 def take_room(
@@ -97,7 +99,7 @@ def take_room(
         room = look_for_room(request, place, total, need, taken=taken)
         if room.lacking > 0 or room.evictions:
             return False
-        lock.reserve(need - taken(), space_at(place.partial).device, done)
+        lock.reserve(room.needed, space_at(place.partial).device, done)
     return True
 
 
@@ -137,10 +139,9 @@ def make_room(
         while True:
             room = look_for_room(request, place, total, need, but=kept, taken=taken)
             if room.lacking > 0:
-                raise _full(request, place, total, need, room)
+                raise _full(request, place, total, room)
             if not room.evictions:
-                left = need - (taken() if taken else 0)
-                lock.reserve(left + beyond, space_at(place.partial).device, done)
+                lock.reserve(room.needed + beyond, space_at(place.partial).device, done)
                 return tuple(gone)
             oldest = room.evictions[0]
             if why := evict(root, oldest.path):
@@ -151,7 +152,7 @@ def make_room(
                 gone.append(oldest.path)
 
 
-def _full(request: CacheRequest, place: Place, total: int, need: int, room: Room) -> NoSpace:
+def _full(request: CacheRequest, place: Place, total: int, room: Room) -> NoSpace:
     look = f"`uc-stage inspect --cache-dir {root_of(request)}` shows what is there and who uses it"
     if room.over and request.max_size is not None:
         whole = format_size(request.max_size + room.over)
@@ -165,6 +166,6 @@ def _full(request: CacheRequest, place: Place, total: int, need: int, room: Room
     headroom = " with its headroom" if request.headroom or request.headroom_factor else ""
     return NoSpace(
         f"`{place.partial}` has room for {format_size(room.free)}{memory}{promised} and the copy needs "
-        f"{format_size(need)} more{headroom} with {format_size(request.reserve)} in reserve",
+        f"{format_size(room.needed)} more{headroom} with {format_size(request.reserve)} in reserve",
         hint=f"free {format_size(room.lacking)} there, or choose another disk with `--cache-dir`; {look}",
     )
