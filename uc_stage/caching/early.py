@@ -16,7 +16,7 @@ from uc_stage.storage import LocalFolder, space_at
 from uc_stage.transfer import DEFAULT_JOBS, copy_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
     from uc_stage.caching.places import Place
     from uc_stage.forms import Outputs
@@ -98,7 +98,7 @@ class EarlyCopy:
         made = Made(self._planned.bytes, 0, self._evicted, len(files), self._planned.bytes)
         return self._planned, self._place, made
 
-    def _listed(self) -> Iterator[CopyFile]:
+    def _listed(self) -> Generator[CopyFile]:
         """The files as they are listed, as long as there is room; what is left once the room for all is made."""
         try:
             files: list[CopyFile] = []

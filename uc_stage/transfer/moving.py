@@ -28,7 +28,7 @@ from uc_stage.transfer.checking import is_parquet
 from uc_stage.transfer.reading import HungError, Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
     from uc_stage.progress import Progress
     from uc_stage.storage import Entry, Folder
@@ -59,7 +59,7 @@ class Sink(Protocol):
 
 def copy_files(
     folder: Folder,
-    files: Iterable[CopyFile],
+    files: Sequence[CopyFile] | Generator[CopyFile],
     sink: Sink,
     jobs: int,
     progress: Progress,
@@ -72,7 +72,7 @@ def copy_files(
     """Copies files of a folder into a sink and gives them with the time and the hash that each copy has.
 
     A file's own `mtime_ns` and `xxh3_128`, where it has them, are what the source must show. A read that fails, or
-    takes longer than `timeout` seconds, is tried again up to `retries` times. What is no sequence is read by one of the
+    takes longer than `timeout` seconds, is tried again up to `retries` times. A generator is read by one of the
     threads while the others copy what it gave: a listing that goes on, and may raise errors of its own.
 
     `takes` is asked whether a file may be begun, until it may, and the files are begun in their order then; else the
@@ -114,8 +114,8 @@ class _Transfer:
         self._copied: list[CopyFile] = []
         self._refused = False
 
-    def run(self, files: Iterable[CopyFile], jobs: int) -> list[CopyFile]:
-        self._feed: Iterable[CopyFile] | None = None
+    def run(self, files: Sequence[CopyFile] | Generator[CopyFile], jobs: int) -> list[CopyFile]:
+        self._feed: Generator[CopyFile] | None = None
         if isinstance(files, Sequence):
             self._offer(files)
             jobs = min(jobs, sum(-(-file.bytes // ranges.RANGE_BYTES) or 1 for file in files))
@@ -161,10 +161,11 @@ class _Transfer:
             feed, self._feed = self._feed, None
         if feed is None:
             return
-        for file in feed:
-            if self._crew.stopped.is_set():
-                return
-            self._offer([file])
+        with contextlib.closing(feed):
+            for file in feed:
+                if self._crew.stopped.is_set():
+                    return
+                self._offer([file])
         with self._ready:
             self._more = False
             self._ready.notify_all()
