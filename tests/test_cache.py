@@ -24,9 +24,8 @@ from uc_stage.errors import (
 from uc_stage.locks import Lock
 from uc_stage.manifest import COPY_PATH, MANIFEST_PATH, CopyRecord
 from uc_stage.model import CacheReport, CacheRequest
-from uc_stage.publish import CopyPublication, lock_path, read_copy
+from uc_stage.publish import CopyPublication, lock_path, prepare_root, read_copy
 from uc_stage.sources import open_source
-from uc_stage.storage import LocalFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -330,14 +329,10 @@ def test_a_file_that_the_disk_cannot_read_any_more_is_fetched_anew(
 
 def test_a_part_leaves_the_unfinished_copy_of_the_whole_alone(source: str, tmp_path: Path) -> None:
     request = CacheRequest(source, cache_dir=str(tmp_path / "cache"))
-    caching.run(request)
-    (copy,) = (tmp_path / "cache/copies").iterdir()
-    partial = place_of(request, source, "", None).partial
-    record = read_copy(str(copy))
-    assert record is not None
-    os.rename(copy, partial)
-    LocalFolder(partial).put(COPY_PATH, dataclasses.replace(record, generation="", files=()).to_json())
+    place = place_of(request, source, "", None)
+    prepare_root(request.cache_dir)
+    CopyPublication(place.path, place.partial).open(CopyRecord(source, "", None, "2026-11-30T12:00:00+00:00", ()))
 
-    caching.run(dataclasses.replace(request, include=("*",), exclude=(min(tree(source)),)))
+    caching.run(dataclasses.replace(request, exclude=(min(tree(source)),)))
 
-    assert os.path.isdir(partial)
+    assert os.path.isdir(place.partial)

@@ -522,3 +522,27 @@ def test_the_loaders_know_the_splits_of_a_copy_as_arrow_and_map_it(tmp_path: Pat
     assert huggingface(path, "test")["id"][:] == list(range(10))
     assert all(entry["filename"].startswith(path) for entry in huggingface(path, "train").cache_files)
     assert sum(len(batch["id"]) for batch in ParquetBatches(path, 8, split="train", shuffle=True)) == 30
+
+
+def test_what_a_failed_run_made_of_an_earlier_generation_is_not_taken_for_this_one_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = put(tmp_path / "s", {name: pa.table({"id": [1, 2, 3]}) for name in ("a.parquet", "b.parquet")})
+    request = CacheRequest(source, cache_dir=str(tmp_path / "cache"), form="arrow", jobs=1)
+    real = arrow._write
+
+    def write(output: str, *given: Any) -> None:
+        if output.endswith("b.arrow"):
+            raise NoSpace("full", hint="")
+        real(output, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arrow, "_write", write)
+        with pytest.raises(NoSpace):
+            caching.run(request)
+    pq.write_table(pa.table({"id": [7, 8, 9]}), f"{source}/a.parquet")
+
+    path = caching.run(request).path
+
+    with pa.memory_map(f"{path}/train/a.arrow") as mapped:
+        assert pa.ipc.open_stream(mapped).read_all()["id"].to_pylist() == [7, 8, 9]

@@ -21,6 +21,7 @@ from uc_stage import caching, inspection
 from uc_stage.caching import making
 from uc_stage.caching.parts import part_of, shares
 from uc_stage.errors import InvalidRequest, NotFound
+from uc_stage.loaders.files import open_files
 from uc_stage.manifest import MANIFEST_PATH, Manifest
 from uc_stage.model import CacheReport, CacheRequest, CopyFile, InspectRequest
 from uc_stage.publish import read_copy, read_manifest
@@ -398,4 +399,6 @@ def test_each_node_has_all_splits_of_a_folder_that_becomes_arrow(tmp_path: Path)
         pq.write_table(pa.table({"x": range(100 if name == "train-a" else 3)}), tmp_path / f"s/{name}.parquet")
     for node in range(2):
         request = CacheRequest(str(tmp_path / "s"), cache_dir=str(tmp_path / "c"), form="arrow", shard=(node, 2))
-        assert {name.partition("-")[0] for name in os.listdir(caching.run(request).path)} >= {"train", "test"}
+        path = caching.run(request).path
+        assert {"train", "test"} <= set(os.listdir(path))
+        assert open_files(path, "train", []).shard == (node, 2)
