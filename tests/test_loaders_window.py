@@ -26,6 +26,9 @@ from uc_stage.errors import InvalidRequest, NoSpace, NotFound, VerificationFaile
 from uc_stage.loaders import order
 from uc_stage.loaders import torch as loader_module
 from uc_stage.loaders.torch import ParquetBatches, as_is
+from uc_stage.manifest import CopyRecord
+from uc_stage.publish import OwnFolder, lock_path
+from uc_stage.publish.windows import sweep
 from uc_stage.ranks import ranks_here
 
 if TYPE_CHECKING:
@@ -297,18 +300,48 @@ def test_a_folder_that_was_killed_before_it_was_marked_is_taken_over(
     assert not list((tmp_path / "partial").iterdir())
 
 
-@pytest.mark.usefixtures("little_ahead")
-def test_a_forked_child_leaves_its_parents_window_alone(export: tuple[str, Manifest], tmp_path: Path) -> None:
-    batches = iter(ParquetBatches(export[0], 500, window="1MB", cache_dir=str(tmp_path)))
-    next(batches)
-    until(lambda: len(lying(tmp_path)) >= FILES - 3)
-    child = multiprocessing.get_context("fork").Process(target=batches.close)  # type: ignore[attr-defined]  # a generator
+def own_folder(root: Path) -> OwnFolder:
+    """One with a file of 100 bytes in it."""
+    own = OwnFolder(str(root), CopyRecord("/src", "", None, "2026-11-30T12:00:00+00:00", (), "window"), 100)
+    with open(own.temporary(), "wb") as file:
+        file.write(b"x" * 100)
+    return own
+
+
+def test_what_somebody_has_open_of_a_killed_ones_folder_makes_way_all_the_same(tmp_path: Path) -> None:
+    killed = own_folder(tmp_path)
+    with open(killed.temporary(), "wb") as file:
+        killed._lock.close()
+        file.write(b"y")
+        own = own_folder(tmp_path)
+        assert lying(tmp_path) == [100]
+        own.close()
+
+
+def test_a_folder_whose_holder_has_not_said_who_it_is_is_left_to_it(tmp_path: Path) -> None:
+    first = own_folder(tmp_path)
+    with open(lock_path(str(tmp_path), f"{tmp_path}/copies/window-0"), "wb"):
+        second = own_folder(tmp_path)
+    names = sorted(os.listdir(tmp_path / "partial"))
+    second.close()
+    first.close()
+
+    assert names == ["window-0", "window-1"]
+    assert not list((tmp_path / "partial").iterdir())
+
+
+def test_a_forked_child_does_not_end_what_its_parent_has(tmp_path: Path) -> None:
+    own = own_folder(tmp_path)
+    child = multiprocessing.get_context("fork").Process(target=own.close)
     child.start()
     child.join(30)
 
     assert child.exitcode == 0
-    assert lying(tmp_path)
-    assert len(ids(batches)) == FILES * ROWS - 500
+    assert lying(tmp_path) == [100]
+    sweep(str(tmp_path))
+    assert lying(tmp_path) == [100]
+    own.close()
+    assert not list((tmp_path / "partial").iterdir())
 
 
 def test_an_export_without_hashes_and_a_folder_behind_a_url_are_read_through_it(tmp_path: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 from typing import TYPE_CHECKING
 
 from uc_stage.errors import InvalidRequest, NoSpace, StageError
 from uc_stage.locks import Lock, read_holder, reserved
-from uc_stage.publish.copies import CopyPublication, is_marked, remove_copy
+from uc_stage.publish.copies import CopyPublication, remove_copy
 from uc_stage.publish.roots import PARTIAL, evict, lock_path, locks_folder, prepare_root
 from uc_stage.sizes import format_size
 from uc_stage.storage import space_at
@@ -40,8 +39,6 @@ class OwnFolder:
         sweep(root)
         self._lock, path = _free(root)
         try:
-            if is_marked(path):
-                remove_copy(path)
             self._reserve(root, path, size)
             self._publication = CopyPublication(f"{root}/copies/{os.path.basename(path)}", path)
             self._publication.open(record)
@@ -91,14 +88,14 @@ def sweep(root: str) -> None:
 
 def _free(root: str) -> tuple[Lock, str]:
     """The lock and the path of the first folder that nobody has."""
-    for number in itertools.count():
+    number = 0
+    while True:
         name = f"window-{number}"
         path = lock_path(root, f"{root}/copies/{name}")
         # Where a disk has no locks, everybody gets each.
-        if read_holder(path):
-            continue
-        lock = Lock(path)
-        if lock.try_acquire():
-            return lock, f"{root}/{PARTIAL}/{name}"
-        lock.close()
-    raise AssertionError
+        if not read_holder(path):
+            lock = Lock(path)
+            if lock.try_acquire():
+                return lock, f"{root}/{PARTIAL}/{name}"
+            lock.close()
+        number += 1
