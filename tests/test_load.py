@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,9 @@ from deltalake import write_deltalake
 
 import uc_stage
 from tests.fixtures.delta import make_kinds, make_numbers
-from uc_stage.errors import InvalidRequest, NoSpace, NotFound, Unsupported, VerificationFailed
-from uc_stage.loaders.arrays import arrays
+from tests.fixtures.readme import readme_code
+from uc_stage.errors import InvalidRequest, NoSpace, NotFound, Unavailable, Unsupported, VerificationFailed
+from uc_stage.loaders.arrays import _combined, arrays
 from uc_stage.storage import available_memory, space
 
 if TYPE_CHECKING:
@@ -159,6 +161,24 @@ def test_large_integers_with_null_stay_what_they_are_in_pandas(tmp_path: Path) -
     assert list(frame.columns) == ["n", "b", "id", "f", "ok"]
 
 
+def test_a_missing_pandas_is_told_with_what_installs_it(kinds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = uc_stage.load(kinds, columns=["key"])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+    with pytest.raises(Unavailable, match="needs pandas") as caught:
+        loaded.to_pandas()
+    assert caught.value.hint == "pip install pandas"
+
+
+def test_lists_of_more_values_than_32_bits_count_are_put_together() -> None:
+    half = pa.ListArray.from_arrays([0, 2**31 - 1], pa.nulls(2**31 - 1))  # nulls take no memory
+
+    found = _combined(pa.chunked_array([half, half]))
+
+    assert found.type == pa.large_list(pa.null())
+    assert found.offsets.to_pylist() == [0, 2**31 - 1, 2**32 - 2]
+
+
 def test_columns_become_arrays_by_the_rules_of_the_loaders() -> None:
     moment = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
     table = pa.table(
@@ -223,3 +243,15 @@ def test_arrays_over_the_tables_memory_cannot_be_written_to() -> None:
 
     with pytest.raises(ValueError, match="read-only"):
         found["n"][0] = 5
+
+
+def test_the_readmes_lines_run(tmp_path: Path) -> None:
+    features = pa.array([[float(n)] * 16 for n in range(10)], pa.list_(pa.float32()))
+    write_deltalake(str(tmp_path / "t"), pa.table({"id": range(10), "label": range(10), "features": features}))
+
+    left: dict[str, Any] = {"table": str(tmp_path / "t")}
+    exec(readme_code("load"), left)
+
+    assert left["loaded"].table["id"].to_pylist() == [5, 6, 7, 8, 9]
+    found = left["loaded"].to_numpy()
+    assert (found["features"].shape, found["features"].dtype) == ((5, 16), np.float32)

@@ -16,6 +16,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, DistributedSampler
 
 import uc_stage
+from tests.fixtures.readme import readme_code
 from uc_stage.errors import InvalidRequest, NotFound, Unavailable, VerificationFailed
 from uc_stage.loaders.media import files
 
@@ -192,3 +193,12 @@ def test_files_behind_a_url_are_read() -> None:
     fsspec.filesystem("memory").pipe("/uc-stage-media/a/1.txt", b"one")
 
     assert files("memory://uc-stage-media")[0] == ("one", 0)
+
+
+def test_the_readmes_loop_runs(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "all").mkdir()
+    images.rename(tmp_path / "all" / "train")
+
+    exec(readme_code("files"), {"path": str(tmp_path / "all"), "to_tensor": to_tensor})
+
+    assert "['cat', 'cat-2', 'dog'] torch.Size([2, 3, 4, 3])" in capsys.readouterr().out

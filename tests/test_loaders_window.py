@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 import uc_stage
 from tests.fixtures.exports import make_export, put_manifest
+from tests.fixtures.readme import readme_code
 from tests.fixtures.shell import clean_environment
 from uc_stage.errors import InvalidRequest, NoSpace, NotFound, VerificationFailed
 from uc_stage.loaders import order
@@ -356,6 +357,17 @@ def test_an_export_without_hashes_and_a_folder_behind_a_url_are_read_through_it(
     for source in (str(tmp_path / "x"), "memory://uc-stage-window"):
         data = ParquetBatches(source, 50, window="1MB", cache_dir=str(tmp_path / "cache"))
         assert ids(data) == list(range(300))
+
+
+def test_the_readmes_window_reads_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UC_STAGE_CACHE_DIR", str(tmp_path / "cache"))
+    make_export(str(tmp_path / "x"), files=2, rows=100)
+
+    left: dict[str, Any] = {"export": str(tmp_path / "x")}
+    exec(readme_code("window"), left)
+
+    assert sorted(ids(left["data"])) == list(range(200))
+    assert (tmp_path / "cache" / "partial").is_dir()
 
 
 @given(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from uc_stage.engines.selection import NATURAL
-from uc_stage.errors import InvalidRequest, NoSpace, VerificationFailed
+from uc_stage.errors import InvalidRequest, NoSpace, Unavailable, VerificationFailed
 from uc_stage.exporting import choose_engine, open_engine
 from uc_stage.exporting.planning import check_flags
 from uc_stage.progress import SILENT
@@ -51,7 +51,7 @@ class Loaded:
         Those have pandas' own nullable type (`Int64`): as floating-point numbers, large ones would be others.
 
         Raises:
-            ImportError: pandas is not installed.
+            Unavailable: pandas is not installed.
         """
         return _frame(self.table)
 
@@ -141,9 +141,12 @@ def _too_large(request: ExportRequest, snapshot: Snapshot, what: str, most: int)
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:
-    import pandas as pd
     import pyarrow.types as is_a
 
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise Unavailable(f"`to_pandas` needs pandas ({error})", hint="pip install pandas") from error
     frame = table.to_pandas()
     for name, column in zip(table.schema.names, table.columns, strict=True):
         if is_a.is_integer(column.type) and column.null_count:
