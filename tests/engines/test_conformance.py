@@ -17,6 +17,7 @@ from tests.fixtures.delta import Case, canonical_rows, cases, left_in, make_kind
 from uc_stage import exporting
 from uc_stage.engines.drawing import value_hashes
 from uc_stage.engines.predicate import checked
+from uc_stage.engines.spark.table import SparkTable
 from uc_stage.errors import InvalidRequest, NoSpace, NotFound, StageError, Unsupported
 from uc_stage.exporting.loading import Loaded
 from uc_stage.manifest import Manifest
@@ -525,7 +526,7 @@ def test_rows_that_would_not_fit_into_memory_are_refused(engine: Engine, numbers
 
 
 @pytest.mark.parametrize(
-    "asked", [{}, {"sample": 0.5, "seed": 2, "limit": 20}, {"where": "k = 1", "cast": {"k": "string"}}]
+    "asked", [{"sample": 0.5, "seed": 2, "limit": 20}, {"where": "k = 1", "cast": {"k": "string"}}]
 )
 def test_both_engines_load_the_same_table(crooked: str, spark_remote: str, asked: dict[str, Any]) -> None:
     one, two = Engine("local").load(crooked, **asked), Engine("spark", spark_remote).load(crooked, **asked)
@@ -545,6 +546,20 @@ def test_both_engines_load_maps_and_voids_alike_and_spark_refuses_variants(loose
     assert Engine("local").load(loose).table.num_rows == 9
     with pytest.raises(Unsupported, match="column `v` holds variants"):
         Engine("spark", spark_remote).load(loose)
+
+
+def test_a_server_that_does_not_tell_rows_apart_gives_them_all_the_same(
+    numbers: str, spark_remote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise Unsupported("the rows cannot be told apart")
+
+    monkeypatch.setattr(SparkTable, "identified", refuse)
+    loaded = Engine("spark", spark_remote).load(numbers, columns=("id",))
+
+    assert sorted(loaded.table["id"].to_pylist()) == list(range(1000))
+    with pytest.raises(Unsupported, match="told apart"):
+        Engine("spark", spark_remote).load(numbers, limit=5)
 
 
 def test_a_query_is_loaded_in_its_own_order(numbers: str, spark_remote: str) -> None:
