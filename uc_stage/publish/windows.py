@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from uc_stage.errors import InvalidRequest, NoSpace, StageError
 from uc_stage.locks import Lock, read_holder, reserved
 from uc_stage.publish.copies import CopyPublication, remove_copy
-from uc_stage.publish.roots import PARTIAL, evict, lock_path, locks_folder, prepare_root
+from uc_stage.publish.roots import PARTIAL, evict, lock_path, locks_folder, prepare_root, space_lock_path
 from uc_stage.sizes import format_size
 from uc_stage.storage import space_at
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # The names of copies end in twelve digits of a digest.
 _NAME = re.compile(r"window-\d{1,6}")
+# To count the room takes a moment; to make some, as `cache` does, as long as a copy takes to be removed.
+_WAIT_SECONDS = 600.0
 
 
 class OwnFolder:
@@ -33,6 +35,7 @@ class OwnFolder:
 
         Raises:
             NoSpace: there is no room for them. AccessDenied: the cache folder is not this user's alone.
+            Busy: another process counts the room all the time.
         """
         self._pid = os.getpid()
         prepare_root(root)
@@ -47,16 +50,18 @@ class OwnFolder:
             raise
 
     def _reserve(self, root: str, path: str, size: int) -> None:
-        space = space_at(path)
-        room = space.free - reserved(locks_folder(root), space.device)
-        if room < size:
-            raise NoSpace(
-                f"`{root}` has room for {format_size(room)}, and this reader's part of the window needs "
-                f"{format_size(size)}",
-                hint="free some there with `uc-stage prune`, choose another disk with `cache_dir`, or give a smaller "
-                "`window`",
-            )
-        self._lock.reserve(size, space.device)
+        with Lock(space_lock_path(root)) as counting:
+            counting.acquire(_WAIT_SECONDS, lambda _: None)
+            space = space_at(path)
+            room = space.free - reserved(locks_folder(root), space.device)
+            if room < size:
+                raise NoSpace(
+                    f"`{root}` has room for {format_size(room)}, and this reader's part of the window needs "
+                    f"{format_size(size)}",
+                    hint="free some there with `uc-stage prune`, choose another disk with `cache_dir`, or give a "
+                    "smaller `window`",
+                )
+            self._lock.reserve(size, space.device)
 
     def temporary(self) -> str:
         """A path for a new file."""
