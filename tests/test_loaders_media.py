@@ -23,7 +23,13 @@ from uc_stage.loaders.media import files
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+    from tests.fixtures.s3 import Bucket
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    # Newer versions of Python say so of each fork beside Arrow's threads.
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 CLASSES = ("cat", "cat-2", "dog")
 
 
@@ -187,12 +193,18 @@ def test_what_cannot_be_meant_is_refused(images: Path, tmp_path: Path, monkeypat
     assert isinstance(files(str(images), "image", labels=False, decode=False)[0], bytes)
 
 
-def test_files_behind_a_url_are_read() -> None:
-    import fsspec
+def test_files_behind_a_url_are_read_by_the_parent_and_then_by_forked_workers(bucket: Bucket) -> None:
+    for number in range(4):
+        bucket.put(f"x/{'ab'[number % 2]}/{number}.txt", f"text {number}".encode())
 
-    fsspec.filesystem("memory").pipe("/uc-stage-media/a/1.txt", b"one")
+    dataset = files(f"{bucket.url}/x")
+    assert dataset[0] == ("text 0", 0)
+    fork = multiprocessing.get_context("fork")
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_size=None, num_workers=2, timeout=30, multiprocessing_context=fork
+    )
 
-    assert files("memory://uc-stage-media")[0] == ("one", 0)
+    assert [tuple(sample) for sample in loader] == [("text 0", 0), ("text 2", 0), ("text 1", 1), ("text 3", 1)]
 
 
 def test_the_readmes_loop_runs(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
