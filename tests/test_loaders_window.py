@@ -208,16 +208,33 @@ def test_bytes_that_the_manifest_does_not_tell_are_never_read(
     assert not list((tmp_path / "partial").iterdir())
 
 
-def test_a_file_that_is_gone_or_cannot_be_decoded_ends_the_epoch_with_its_name(
+def test_a_file_that_is_gone_ends_the_epoch_with_its_name(
     volume: Volume, export: tuple[str, Manifest], tmp_path: Path
 ) -> None:
     path, manifest = export
     data = ParquetBatches(path, 500, window="1MB", cache_dir=str(tmp_path))
     os.unlink(f"{volume.backing}/x/{manifest.files[3].path}")
 
-    with pytest.raises(NotFound, match=manifest.files[3].path):
+    with pytest.raises(NotFound, match=manifest.files[3].path) as caught:
         list(data)
+    assert "--keep 1" in str(caught.value.hint)
     assert not list((tmp_path / "partial").iterdir())
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_file_that_cannot_be_decoded_ends_the_epoch_by_the_name_that_it_has_at_home(
+    tmp_path: Path, shuffle: bool
+) -> None:
+    manifest = make_export(str(tmp_path / "x"), files=6, hashes=False)
+    path = f"{tmp_path}/x/{manifest.files[2].path}"
+    with open(path, "r+b") as file:
+        file.seek(4)
+        file.write(b"\xff" * 40)
+    data = ParquetBatches(str(tmp_path / "x"), 100, shuffle=shuffle, window="1MB", cache_dir=str(tmp_path / "cache"))
+
+    with pytest.raises(VerificationFailed, match=f"`{path}`"):
+        list(data)
+    assert not list((tmp_path / "cache" / "partial").iterdir())
 
 
 def test_a_window_that_is_too_small_names_the_largest_file(export: tuple[str, Manifest], tmp_path: Path) -> None:

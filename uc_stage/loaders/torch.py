@@ -276,7 +276,7 @@ class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
                 yield from read_window(window.parts, start, stop, mixed, rows, self.columns, threads=threads > 1)
                 return
             with rolling.at(number) as here:
-                parts = [dataclasses.replace(part, path=here[part.path]) for part in window.parts]
+                parts = [dataclasses.replace(part, path=here[part.path], source=part.path) for part in window.parts]
                 yield from read_window(parts, start, stop, mixed, rows, self.columns, threads=threads > 1)
 
         def opener(number: int, task: tuple[Window, int, int]) -> Callable[[], list[Callable[[], Iterator[Any]]]]:

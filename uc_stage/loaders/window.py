@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from uc_stage.crew import join
-from uc_stage.errors import InvalidRequest
+from uc_stage.errors import InvalidRequest, NotFound, VerificationFailed
 from uc_stage.manifest import CopyRecord
 from uc_stage.publish import OwnFolder, now
 from uc_stage.sizes import format_size
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from uc_stage.model import CopyFile
 
 _LEAST_JOBS = 4
+_KEEP = "an export that is written again meanwhile leaves its files with `--keep 1`; what is damaged tells"
 
 
 class _StoppedError(Exception):
@@ -169,6 +170,8 @@ class RollingWindow:
         wanted = [stay.file for stay in self._stays]
         try:
             copy_files(self._folder, wanted, self, self._jobs, self, takes=self._takes, durable=False)
+        except (NotFound, VerificationFailed) as error:
+            self.stop(type(error)(error.message, hint=f"{_KEEP} uc-stage inspect {self._folder.url} --verify"))
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
             self.stop(error)
 
