@@ -118,6 +118,15 @@ def test_without_a_word_half_of_the_memory_that_a_container_leaves_may_be_taken(
         uc_stage.load(numbers)
 
 
+def test_where_nothing_tells_of_memory_nothing_is_refused(
+    numbers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "_CGROUP", str(tmp_path))
+    monkeypatch.setattr(space, "_MEMINFO", str(tmp_path / "none"))
+
+    assert uc_stage.load(numbers).table.num_rows == 5000
+
+
 def test_the_older_kind_of_control_group_is_respected_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory").mkdir()
     for name, text in (("limit_in_bytes", "900\n"), ("usage_in_bytes", "700\n"), ("stat", "total_inactive_file 50\n")):

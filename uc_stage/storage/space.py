@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from dataclasses import dataclass
 
 from uc_stage.storage.folder import translated
 
 _MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 _CGROUP = "/sys/fs/cgroup"
+_MEMINFO = "/proc/meminfo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,13 @@ def kind_of(device: int) -> str:
 
 
 def available_memory() -> int:
-    """The bytes that can be had without swapping, also below the limits of this process's control groups."""
-    available = 0
-    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
-        available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    """The bytes that can be had without swapping, also below the limits of this process's control groups.
+
+    `sys.maxsize` where nothing tells: proc_meminfo(5), cgroups(7).
+    """
+    available = sys.maxsize
+    with contextlib.suppress(OSError), open(_MEMINFO, encoding="ascii") as lines:
+        available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), available)
     return min([available, *(room for group in _groups() if (room := _room_in(group)) is not None)])
 
 
