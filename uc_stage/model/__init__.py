@@ -38,6 +38,7 @@ from uc_stage.model.exports import (
     Source,
 )
 from uc_stage.model.inspecting import (
+    Advice,
     Bin,
     Column,
     Footers,
@@ -46,6 +47,7 @@ from uc_stage.model.inspecting import (
     Packed,
     Pile,
     Problem,
+    Severity,
     SplitShare,
     Spread,
     TargetKind,
@@ -58,6 +60,7 @@ __all__ = [
     "DEFAULT_COMPRESSION",
     "DEFAULT_MEMORY",
     "DEFAULT_ROW_GROUP_BYTES",
+    "Advice",
     "BenchReport",
     "BenchRequest",
     "Bin",
@@ -93,6 +96,7 @@ __all__ = [
     "PruneReport",
     "PruneRequest",
     "Requirement",
+    "Severity",
     "Snapshot",
     "Source",
     "SplitShare",
