@@ -22,6 +22,7 @@ _PILES = 8
 _PROBLEMS = 10
 _ADVICE = 8
 _RULES = 5
+_SEVERITIES = ("wrong", "warn", "info")
 # On a terminal at least so many columns are shown, however low it is.
 _COLUMNS = 8
 _BYTES = {"file_bytes", "row_group_bytes"}
@@ -215,11 +216,12 @@ def _problems(report: InspectReport) -> None:
         return
     print(f"\nproblems ({len(report.problems):,})")
     room = _PROBLEMS if sys.stdout.isatty() else len(report.problems)
-    for problem in report.problems[:room]:
+    ranked = sorted(report.problems, key=lambda problem: _SEVERITIES.index(problem.severity))
+    for problem in ranked[:room]:
         print(printable(f"  {problem.rule}  {problem.path + ': ' if problem.path else ''}{problem.message}"))
     if room < len(report.problems):
         print(f"  and {len(report.problems) - room:,} more: --json has them")
-    for rule, fix in {problem.rule: problem.fix for problem in report.problems}.items():
+    for rule, fix in {problem.rule: problem.fix for problem in ranked}.items():
         print(printable(f"  fix {rule}: {fix}"))
 
 

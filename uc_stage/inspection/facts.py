@@ -7,12 +7,12 @@ import os
 import re
 import shlex
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from uc_stage.errors import StageError
 from uc_stage.inspection import again
 from uc_stage.ipc import is_stream_name
-from uc_stage.parquet import Footer, read_metadata
+from uc_stage.parquet import Footer, read_schema
 from uc_stage.ranks import read_world_size
 from uc_stage.storage import open_folder, space_at
 
@@ -205,7 +205,7 @@ def of_files(
         if not readable:
             return None
         try:
-            return read_metadata(found.folder, readable[0]).schema.to_arrow_schema()
+            return cast("pa.Schema", read_schema(found.folder, readable[0]))
         except StageError:
             return None
 

@@ -231,7 +231,7 @@ RULES = (
         check=machine.shared_cache,
     ),
     Rule(
-        "UCS212", "warn", "No rows",
+        "UCS212", "warn", "No rows, or no columns",
         "A condition that nothing met, or a result that came short in silence. `load_dataset` ends on an empty split.",
         ("databricks/databricks-sql-python#181",),
         check=layout.no_rows,
@@ -314,15 +314,14 @@ def known(ids: Iterable[str]) -> frozenset[str]:
 
 
 def judged(problems: Iterable[Problem], ignored: frozenset[str]) -> tuple[Problem, ...]:
-    """The problems with their rules, the most severe first, without those of ignored rules."""
+    """The problems with their rules, without those of ignored rules."""
     told = []
     for problem in problems:
         rule = _BY_CODE[problem.code]
         if problem.code in _OTHER.problems and not is_parquet_name(problem.path or ""):
             rule = _OTHER
         told.append(dataclasses.replace(problem, rule=rule.id, severity=rule.severity, fix=rule.fix))
-    kept = [problem for problem in told if problem.rule not in ignored]
-    return tuple(sorted(kept, key=lambda problem: _SEVERITIES.index(problem.severity)))
+    return tuple(problem for problem in told if problem.rule not in ignored)
 
 
 def advise(facts: Facts, ignored: frozenset[str], rules: Sequence[Rule] = RULES) -> tuple[Advice, ...]:

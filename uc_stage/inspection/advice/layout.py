@@ -60,8 +60,8 @@ def nested_columns(facts: Facts) -> Iterator[Finding]:
     if found:
         path = max(found, key=lambda one: found[one])
         yield Finding(
-            f"`{path}` has {format_size(found[path])} in one row group: beyond {format_size(_OFFSETS)} pyarrow ends "
-            "with `Nested data conversions not implemented for chunked array outputs`",
+            f"`{path}` has {format_size(found[path])} in one row group: at 2 GiB pyarrow ends with "
+            "`Nested data conversions not implemented for chunked array outputs`",
             {"columns": found, "limit": _OFFSETS},
             facts.export("--row-group-size", "64MiB"),
         )
@@ -91,15 +91,22 @@ def small_files(facts: Facts) -> Iterator[Finding]:
 
 
 def no_rows(facts: Facts) -> Iterator[Finding]:
-    """Nothing to train on."""
+    """Nothing to train on: no rows, or rows of no columns."""
+    report = facts.report
     empty = [split for split, rows in facts.rows.items() if not sum(rows)]
-    if facts.report.rows == 0 and (facts.report.files or facts.table):
-        empty = empty or [""]
+    if report.rows == 0 and facts.table:
+        empty = [""]
     if empty:
-        names = ", ".join(f"`{name}`" for name in empty if name)
-        what = f"the split {names} holds" if names and len(facts.rows) > 1 else "it holds"
+        names = ", ".join(f"`{name}`" for name in empty)
+        what = f"the split {names} holds" if len(facts.rows) > 1 else "it holds"
         yield Finding(
             f"{what} no rows: `load_dataset` fails on it",
             {"splits": empty},
             "check the condition or the version that it was written from",
+        )
+    elif facts.rows and not report.schema:
+        yield Finding(
+            f"it holds {report.rows:,} rows without a column: `load_dataset` fails on it",
+            {"columns": 0, "rows": report.rows},
+            "write it again with its columns",
         )

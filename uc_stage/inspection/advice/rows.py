@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from uc_stage.inspection.facts import Finding
 from uc_stage.inspection.wholeness import BROKEN
-from uc_stage.loaders.built import built
+from uc_stage.loaders.built import outdated
 from uc_stage.parquet import is_parquet_name
 
 if TYPE_CHECKING:
@@ -110,14 +110,16 @@ def old_builds(facts: Facts) -> Iterator[Finding]:
         return
     paths = sorted(path for path in facts.entries if is_parquet_name(path))
     sizes = {f"{facts.url}/{path}": facts.entries[path].bytes for path in paths}
-    for build in built(facts.url, list(sizes), cache):
-        if build.rows != rows or build.bytes not in (None, sum(sizes.values())):
-            yield Finding(
-                f"`{build.call}` gives the {build.rows:,} rows of an older build, not the {rows:,} that are here: "
-                "the files have the paths and times of then, and other bytes",
-                {"build": build.path, "build_rows": build.rows, "rows": rows},
-                f'rm -r {shlex.quote(build.path)}; or load_dataset(…, download_mode="force_redownload")',
-            )
+    old = outdated(facts.url, sizes, rows, {field.name for field in report.schema}, cache)
+    if old:
+        also = f" (and {len(old) - 1} more)" if len(old) > 1 else ""
+        yield Finding(
+            f"`{old[0].call}`{also} gives the {old[0].rows:,} rows of an older build, not the {rows:,} that are here: "
+            "the files have the paths and times of then, and other bytes",
+            {"builds": [one.path for one in old], "build_rows": old[0].rows, "rows": rows},
+            f"{shlex.join(['rm', '-r', *(one.path for one in old)])}; or load_dataset(…, "
+            'download_mode="force_redownload")',
+        )
 
 
 def old_copy(facts: Facts) -> Iterator[Finding]:

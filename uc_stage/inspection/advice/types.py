@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from uc_stage.inspection.facts import Facts
 
 _SHOWN = 3
+_WIDTH = 40
 # Types that every loader takes, as Arrow prints them. A footer is read for the others alone.
 _TAKEN = {
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "halffloat", "float", "double",
@@ -44,7 +45,7 @@ def _found(facts: Facts, loader: Literal["hf", "torch"], package: str, words: st
     unfit = refused(schema, loader, installed=installed)
     if unfit:
         told = {name: str(schema.field(name).type) for name in unfit}
-        shown = ", ".join(f"`{name}` ({kind})" for name, kind in list(told.items())[:_SHOWN])
+        shown = ", ".join(f"`{name}` ({_short(kind)})" for name, kind in list(told.items())[:_SHOWN])
         more = f" and {len(unfit) - _SHOWN} more" if len(unfit) > _SHOWN else ""
         casts, excluded = mends(schema, unfit, loader)
         flags = [word for cast in casts for word in ("--cast", cast)]
@@ -56,6 +57,10 @@ def _found(facts: Facts, loader: Literal["hf", "torch"], package: str, words: st
         )
 
 
+def _short(kind: str) -> str:
+    return kind if len(kind) <= _WIDTH else f"{kind[: _WIDTH - 1]}…"
+
+
 def _is_taken(kind: str) -> bool:
-    words = re.split(r"[<>,]", _NAME.sub("", kind))
+    words = re.split(r"[<>,]", _NAME.sub("", kind.replace(" not null", "")))
     return all(word.strip() in _TAKEN or not word.strip() for word in words)
