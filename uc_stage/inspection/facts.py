@@ -17,10 +17,11 @@ from uc_stage.ranks import read_world_size
 from uc_stage.storage import open_folder, space_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
+    from uc_stage.engines.delta.schema import Column
     from uc_stage.engines.local import LocalEngine
     from uc_stage.manifest import Manifest
     from uc_stage.model import InspectReport, InspectRequest, Snapshot
@@ -232,12 +233,22 @@ def of_table(engine: LocalEngine, snapshot: Snapshot) -> TableFacts:
     return TableFacts(
         deleted=sum(vectors),
         vectors=len(vectors),
-        renamed={column.name: column.physical for column in table.columns if column.physical != column.name},
+        renamed=dict(_renamed(table.columns)),
         partitions=table.partition_columns,
         sizes=tuple(file.size for file in table.files),
         others=others,
         other_bytes=other_bytes,
     )
+
+
+def _renamed(columns: Iterable[Column], above: str = "") -> Iterator[tuple[str, str]]:
+    """The columns, and the fields within them, that the data files name otherwise."""
+    for column in columns:
+        # What lists and maps hold has no name.
+        path = f"{above}.{column.name}".strip(".") if column.name else above
+        if column.name and column.physical != column.name:
+            yield path, column.physical
+        yield from _renamed(column.parts, path)
 
 
 def _others(location: str, live: set[str]) -> tuple[int, int]:

@@ -31,8 +31,8 @@ def no_room(facts: Facts) -> Iterator[Finding]:
             f"`load_dataset` writes the rows again as Arrow, {format_size(need)} or more, below `{cache}`, which has "
             f"{format_size(free)} free",
             {"need": need, "free": free, "cache": cache},
-            f"uc-stage cache {shlex.quote(facts.origin or report.target)} --as arrow, which is mapped as it is; or "
-            "HF_DATASETS_CACHE on a larger disk; or load_dataset(…, streaming=True)",
+            f"uc-stage cache {shlex.quote(facts.origin or report.target)} --as arrow  # is mapped as it is; or "
+            "HF_DATASETS_CACHE on a larger disk, or load_dataset(…, streaming=True)",
         )
 
 
@@ -44,5 +44,5 @@ def shared_cache(facts: Facts) -> Iterator[Finding]:
             f"`{variable}` puts the cache of `datasets` at `{cache}`, where file locks fail or hang, and memory maps "
             "read over the network",
             {"cache": cache, "variable": variable},
-            f"export {variable}=/tmp/huggingface, or another folder of a local disk",
+            f"export {variable}=/tmp/huggingface  # or another folder of a local disk",
         )

@@ -71,7 +71,7 @@ def partition_columns(facts: Facts) -> Iterator[Finding]:
         columns = ", ".join(f"`{name}`" for name in names[:_SHOWN]) + _more(names)
         fix = facts.export()
         if facts.table is None:
-            fix += f"; or read it with pyarrow: dataset({facts.report.target!r}, partitioning='hive')"
+            fix += f"  # or read it with pyarrow: dataset({facts.report.target!r}, partitioning='hive')"
         yield Finding(
             f"the values of {columns} are in the names of folders alone: `load_dataset` drops them, as does a glob",
             {"columns": names},
@@ -117,7 +117,7 @@ def old_builds(facts: Facts) -> Iterator[Finding]:
             f"`{old[0].call}`{also} gives the {old[0].rows:,} rows of an older build, not the {rows:,} that are here: "
             "the files have the paths and times of then, and other bytes",
             {"builds": [one.path for one in old], "build_rows": old[0].rows, "rows": rows},
-            f"{shlex.join(['rm', '-r', *(one.path for one in old)])}; or load_dataset(…, "
+            f"{shlex.join(['rm', '-r', *(one.path for one in old)])}  # or load_dataset(…, "
             'download_mode="force_redownload")',
         )
 
@@ -149,7 +149,7 @@ def kept_generations(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             f"{kept:,} files of earlier generations lie beside it, which `load_dataset` of the folder reads too",
             {"files": kept},
-            f"uc-stage cache {shlex.quote(facts.report.target)}, which copies this generation alone; or export it "
+            f"uc-stage cache {shlex.quote(facts.report.target)}  # copies this generation alone; or export it "
             "without --keep",
         )
 
@@ -162,8 +162,7 @@ def int96(facts: Facts) -> Iterator[Finding]:
             f"{_named(found)} as INT96: pyarrow and `datasets` read nanoseconds, and times before 1678 or after 2262 "
             "wrap to others without an error",
             {"columns": found},
-            facts.export() + ", which writes microseconds; of Spark, spark.sql.parquet.outputTimestampType"
-            "=TIMESTAMP_MICROS",
+            facts.export() + "  # microseconds; of Spark, spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS",
         )
 
 
