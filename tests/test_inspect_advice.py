@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 import deltalake
@@ -188,7 +189,10 @@ def test_what_is_older_than_its_source_is_told(table: str, tmp_path: Path) -> No
 
     assert advice(behind, "UCS401").severity == "info"
     assert advice(behind, "UCS401").fix == f"uc-stage export {table} {dest}"
-    assert advice(uc_stage.inspect(copy), "UCS112").fix == f"uc-stage cache {dest}"
+    told = uc_stage.inspect(copy, world_size=2)
+    assert advice(told, "UCS112").fix == f"uc-stage cache {dest}"
+    again = f"uc-stage export {table} {dest} --world-size 2 --drop-remainder && uc-stage cache {dest}  # or"
+    assert advice(told, "UCS208").fix.startswith(again)
     assert advice(uc_stage.inspect(dest), "UCS114").evidence == {"files": 1}
 
 
@@ -334,8 +338,12 @@ def test_the_library_is_asked_only_where_a_build_could_be_meant(
         uc_stage.inspect(str(data))
 
 
-def test_what_the_library_cannot_ask_for_has_no_build(tmp_path: Path, own_cache: str) -> None:
+def test_what_the_library_cannot_ask_for_has_no_build(
+    tmp_path: Path, own_cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert list(built._asked(str(tmp_path), [str(tmp_path / "a.parquet")], own_cache)) == []
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert list(built._asked(str(tmp_path), [], own_cache)) == []
 
 
 # The command

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -369,7 +370,7 @@ def test_types_are_asked_of_the_library_where_it_is_installed_and_told_with_the_
     by_library = only(types.datasets_types, with_types(("datasets", "torch")))
     by_list = only(types.datasets_types, with_types(()))
     assert list(by_library.evidence["columns"]) == list(by_list.evidence["columns"]) == ["tags", "pair"]
-    assert by_library.evidence["asked"]
+    assert by_library.evidence["asked"].startswith("datasets ")
     assert by_list.evidence["asked"] is None
     assert by_library.fix == "uc-stage export TABLE DEST --cast tags=entries --exclude-columns pair"
     torch = only(types.torch_types, with_types(("datasets", "torch")))
@@ -421,6 +422,16 @@ def test_a_type_that_the_installed_library_takes_is_no_matter() -> None:
     known = facts(schema=(Field("c", "string_view"),), installed=("datasets",))
 
     assert not list(types.datasets_types(dataclasses.replace(known, schema=lambda: schema)))
+
+
+def test_a_library_that_is_broken_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = pa.schema([("when", pa.timestamp("us"))])
+    known = facts(schema=(Field("when", "timestamp[us]"),), asked={"batch_size": 2}, installed=("torch",))
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    found = only(types.torch_types, dataclasses.replace(known, schema=lambda: schema))
+
+    assert (found.evidence["asked"], found.evidence["reasons"]) == (None, {"when": "torch has no such dtype"})
 
 
 # The facts

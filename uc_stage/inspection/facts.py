@@ -124,7 +124,8 @@ class Facts:
         """The command that writes the rows anew, with these flags and without these columns."""
         report = self.report
         if self.manifest is not None:
-            return again.command(self.manifest, self.origin or report.target, flags, without)
+            told = again.command(self.manifest, self.origin or report.target, flags, without)
+            return told if self.origin is None else f"{told} && uc-stage cache {shlex.quote(self.origin)}"
         excluded = ("--exclude-columns", again.listed(without)) if without else ()
         words = shlex.join((*flags, *excluded))
         table = shlex.quote(report.target) if report.kind == "table" else "TABLE"

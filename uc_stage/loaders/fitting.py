@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import importlib
 from typing import TYPE_CHECKING, Any, Literal
 
 from uc_stage.engines.casting import why_unfit
@@ -13,29 +14,35 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def refused(schema: pa.Schema, loader: Literal["hf", "torch"], *, installed: bool) -> dict[str, str]:
-    """The columns of a schema that a loader does not take, each with its reason.
+def refused(schema: pa.Schema, loader: Literal["hf", "torch"], *, installed: bool) -> tuple[dict[str, str], str | None]:
+    """The columns of a schema that a loader does not take, each with its reason; and the release that was asked.
 
     `datasets` is asked for the features of a column, torch's `default_collate` to make a batch of two rows of it. A
     type that every release takes is not asked for: to import either takes a second or more.
     """
-    found = {}
-    for field in schema:
-        if loader == "hf":
-            if is_plain(field.type):
-                continue
-            why = _refused_by_datasets(field) if installed else why_unfit(field.type, "hf")
-        else:
-            if _is_tensor(field.type):
-                continue
-            why = _refused_by_torch(field) if installed else why_unfit(field.type, "torch")
-        if why is not None:
-            found[field.name] = why
-    return found
+    taken = is_plain if loader == "hf" else _is_tensor
+    odd = [field for field in schema if not taken(field.type)]
+    if not odd:
+        return {}, None
+    library = _imported(loader) if installed else None
+    if library is None:
+        reasons = {field.name: why_unfit(field.type, loader) for field in odd}
+    else:
+        ask = _ask_datasets if loader == "hf" else _ask_torch
+        reasons = {field.name: ask(library, field) for field in odd}
+    release = None if library is None else str(library.__version__)
+    return {name: why for name, why in reasons.items() if why is not None}, release
 
 
-def _refused_by_datasets(field: pa.Field) -> str | None:
-    import datasets
+def _imported(loader: Literal["hf", "torch"]) -> Any:
+    """The library; None where it is broken, such as torch without its CUDA."""
+    try:
+        return importlib.import_module("datasets" if loader == "hf" else "torch")
+    except Exception:  # noqa: BLE001 - what a broken installation raises depends on what is broken
+        return None
+
+
+def _ask_datasets(datasets: Any, field: pa.Field) -> str | None:
     import pyarrow as pa
 
     try:
@@ -45,15 +52,13 @@ def _refused_by_datasets(field: pa.Field) -> str | None:
     return None
 
 
-def _refused_by_torch(field: pa.Field) -> str | None:
+def _ask_torch(torch: Any, field: pa.Field) -> str | None:
     try:
         rows = [{field.name: _value(field.type, row)} for row in range(2)]
     except TypeError:  # a type that has no such value: what torch makes of it is not known
         return None
-    from torch.utils.data import default_collate
-
     try:
-        default_collate(rows)
+        torch.utils.data.default_collate(rows)
     except Exception as error:  # noqa: BLE001 - each release refuses in a way of its own
         return _first_sentence(error)
     return None

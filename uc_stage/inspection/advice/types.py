@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING
 
 from uc_stage.engines.casting import mends
@@ -41,18 +40,16 @@ def torch_types(facts: Facts) -> Iterator[Finding]:
 def _found(facts: Facts, loader: Literal["hf", "torch"], package: str, words: str) -> Iterator[Finding]:
     if all(_is_taken(field.type) for field in facts.report.schema) or (schema := facts.schema()) is None:
         return
-    installed = facts.machine.installed(package)
-    unfit = refused(schema, loader, installed=installed)
+    unfit, release = refused(schema, loader, installed=facts.machine.installed(package))
     if unfit:
         told = {name: str(schema.field(name).type) for name in unfit}
         shown = ", ".join(f"`{name}` ({_short(kind)})" for name, kind in list(told.items())[:_SHOWN])
         more = f" and {len(unfit) - _SHOWN} more" if len(unfit) > _SHOWN else ""
         casts, excluded = mends(schema, unfit, loader)
         flags = [word for cast in casts for word in ("--cast", cast)]
-        version = f" {version_of(package)}" if installed else ""
         yield Finding(
-            words.format(shown + more, version),
-            {"columns": told, "reasons": unfit, "asked": version.strip() or None},
+            words.format(shown + more, f" {release}" if release else ""),
+            {"columns": told, "reasons": unfit, "asked": release and f"{package} {release}"},
             facts.export(*flags, without=excluded),
         )
 
