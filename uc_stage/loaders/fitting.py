@@ -30,7 +30,7 @@ def refused(schema: pa.Schema, loader: Literal["hf", "torch"], *, installed: boo
     else:
         ask = _ask_datasets if loader == "hf" else _ask_torch
         reasons = {field.name: ask(library, field) for field in odd}
-    release = None if library is None else str(library.__version__)
+    release = None if library is None else str(library.__version__).partition("+")[0]
     return {name: why for name, why in reasons.items() if why is not None}, release
 
 

@@ -27,7 +27,7 @@ def few_files(facts: Facts) -> Iterator[Finding]:
                 f"{_split(facts, split)}{_files(len(rows))} for {_readers(facts)}: loaders that share out files leave "
                 f"{readers - len(rows):,} of {readers:,} without one",
                 {"split": split, "files": len(rows), "readers": readers, **_training(facts)},
-                f"{facts.export(*_flags(facts))}  # or uc_stage.loaders.torch.ParquetBatches, which shares out rows",
+                f"{facts.export(*_flags(facts))}  # or uc_stage.loaders.torch.ParquetBatches",
             )
             return
 
@@ -72,8 +72,7 @@ def unequal_rows(facts: Facts) -> Iterator[Finding]:
                 "ranks_with_fewer": short,
                 **_training(facts),
             },
-            f"{facts.export(*_flags(facts), '--drop-remainder')}  # or uc_stage.loaders.torch.ParquetBatches, "
-            "which gives every rank as many batches",
+            f"{facts.export(*_flags(facts), '--drop-remainder')}  # or uc_stage.loaders.torch.ParquetBatches",
         )
 
 

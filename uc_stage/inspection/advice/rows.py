@@ -159,10 +159,9 @@ def int96(facts: Facts) -> Iterator[Finding]:
     found = [column.path for column in facts.report.columns if column.physical == "INT96"]
     if found:
         yield Finding(
-            f"{_named(found)} as INT96: pyarrow and `datasets` read nanoseconds, and times before 1678 or after 2262 "
-            "wrap to others without an error",
+            f"readers take INT96 for nanoseconds: times of {_named(found)} before 1678 or after 2262 wrap in silence",
             {"columns": found},
-            facts.export() + "  # microseconds; of Spark, spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS",
+            f"{facts.export()}  # or in Spark spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS",
         )
 
 
@@ -171,16 +170,14 @@ def nanoseconds(facts: Facts) -> Iterator[Finding]:
     found = [column.path for column in facts.report.columns if (column.logical or "").startswith("timestamp(ns")]
     if found:
         yield Finding(
-            f"{_named(found)} in nanoseconds, which hold no time before 1678 or after 2262: a writer may have wrapped "
-            "it, and Spark reads no such column",
+            f"the nanoseconds of {_named(found)} hold no time before 1678 or after 2262, and Spark reads none",
             {"columns": found},
             "write microseconds: pyarrow.parquet.write_table(…, coerce_timestamps='us')",
         )
 
 
 def _named(paths: list[str]) -> str:
-    stand = "holds its times" if len(paths) == 1 else "hold their times"
-    return ", ".join(f"`{path}`" for path in paths[:_SHOWN]) + f"{_more(paths)} {stand}"
+    return ", ".join(f"`{path}`" for path in paths[:_SHOWN]) + _more(paths)
 
 
 def _more(names: Iterable[str]) -> str:

@@ -34,7 +34,7 @@ def datasets_types(facts: Facts) -> Iterator[Finding]:
 def torch_types(facts: Facts) -> Iterator[Finding]:
     """Columns of whose values torch makes no batch; only asked where something tells of a training."""
     if facts.is_trained:
-        yield from _found(facts, "torch", "torch", "of {} torch{} makes no batch: `default_collate` fails on it")
+        yield from _found(facts, "torch", "torch", "`default_collate` fails on {}: torch{} makes no batch of it")
 
 
 def _found(facts: Facts, loader: Literal["hf", "torch"], package: str, words: str) -> Iterator[Finding]:
