@@ -18,13 +18,13 @@ import pytest
 import uc_stage
 from tests.fixtures.exports import make_export, put_manifest
 from tests.fixtures.shell import uc_stage as command_line
+from uc_stage.cli import inspecting
 from uc_stage.errors import InvalidRequest
 from uc_stage.loaders import built
+from uc_stage.model import Advice, InspectReport, Problem
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from uc_stage.model import Advice, InspectReport
 
 ODD = os.path.join(os.path.dirname(__file__), "data", "parquet")
 
@@ -180,6 +180,32 @@ def test_an_excluded_column_leaves_the_columns_that_were_asked_for(tmp_path: Pat
     )
 
 
+@pytest.mark.parametrize(
+    ("asked", "again", "mended"),
+    [
+        ({"files": 2, "row_group_bytes": 10**6}, "--files 2 --row-group-size 1000000", "--row-group-size 1000000"),
+        ({"file_bytes": 10**6}, "--file-size 1000000", "--file-size 1000000"),
+        ({"as_is": True}, "--as-is", ""),
+        ({"world_size": 3, "equal_rows": True}, "--world-size 3 --equal-rows", "--equal-rows"),
+    ],
+)
+def test_how_an_export_was_cut_is_asked_for_again_where_a_rule_does_not_change_it(
+    tmp_path: Path, asked: dict[str, Any], again: str, mended: str
+) -> None:
+    path, dest = str(tmp_path / "plain"), str(tmp_path / "export")
+    deltalake.write_deltalake(path, pa.table({"id": range(10)}))
+    uc_stage.export(path, dest, **asked)
+    deltalake.DeltaTable(path).delete("id = 1")
+
+    report = uc_stage.inspect(dest, workers=8)
+
+    assert advice(report, "UCS401").fix == f"uc-stage export {path} {dest} {again}"
+    fix = advice(report, "UCS301").fix.partition("  #")[0]
+    assert fix == f"uc-stage export {path} {dest} --workers 8 {mended}".rstrip()
+    assert command_line(*shlex.split(fix)[1:]).code == 0
+    assert ids(uc_stage.inspect(dest, workers=8)) == []
+
+
 def test_what_is_older_than_its_source_is_told(table: str, tmp_path: Path) -> None:
     dest = uc_stage.export(table, str(tmp_path / "export")).dest
     copy = uc_stage.cache(dest, cache_dir=str(tmp_path / "nvme"))
@@ -256,7 +282,7 @@ def test_a_hive_folder_an_underscore_and_drifting_schemas_are_told(tmp_path: Pat
         ("uuid_in_variant.parquet", ["UCS205"]),
         ("nanoseconds.parquet", ["UCS115"]),
         ("no_rows.parquet", ["UCS212"]),
-        ("large_string_map.parquet", ["UCS205", "UCS207", "UCS213"]),
+        ("../large/large_string_map.parquet", ["UCS205", "UCS207", "UCS213"]),
     ],
 )
 def test_odd_files_of_other_projects_get_their_rule(name: str, rules: list[str]) -> None:
@@ -397,6 +423,28 @@ def test_advice_is_shown_in_two_lines_each_and_held_by_the_json(tmp_path: Path) 
     assert (first["rule"], first["severity"], first["evidence"]["missing_batches"]) == ("UCS208", "warn", 10)
     assert (second["rule"], second["evidence"]["readers"]) == ("UCS301", 8)
     assert command_line(*words, "--fail-on", "warn").err.splitlines()[-2].endswith("pass: UCS208, UCS301")
+
+
+def test_a_terminal_is_shown_what_fits_the_worst_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems = [Problem("extra", "is odd", f"{n}.txt", "UCS402", "info", "move it") for n in range(11)]
+    problems.append(Problem("missing", "is gone", "a.parquet", "UCS104", "wrong", "run it again"))
+    told = tuple(Advice("UCS303", "warn", f"number {n}", {}, "mend\x1b it") for n in range(9))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+
+    inspecting.render(InspectReport("data", "export", problems=tuple(problems), advice=told))
+
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("problems (12)")
+    assert lines[at + 1] == "  UCS104  a.parquet: is gone"
+    assert lines[at + 11 : at + 14] == [
+        "  and 2 more: --json has them", "  fix UCS104: run it again", "  fix UCS402: move it",
+    ]  # fmt: skip
+    at = lines.index("advice (9)")
+    assert lines[at + 1 : at + 3] == ["  UCS303  warn   number 0", "          fix    mend\\x1b it"]
+    assert lines[-1] == "  and 1 more: --json has them"
+    assert len(lines) == at + 2 + 2 * 8
 
 
 def test_the_launchers_world_size_counts_where_no_flag_tells(tmp_path: Path) -> None:

@@ -284,7 +284,10 @@ def test_many_small_files_are_told_with_what_makes_them_few() -> None:
     tiny = Spread(1, MIB - 1, MIB)
     images: dict[str, Any] = {"files": 1000, "file_bytes": tiny, "schema": (), "counts": {}}
 
-    assert only(layout.small_files, facts(files=100, file_bytes=tiny)).fix.startswith("uc-stage export TABLE DEST")
+    assert (
+        only(layout.small_files, facts(files=100, file_bytes=tiny)).fix
+        == "uc-stage export TABLE DEST --file-size 512MiB"
+    )
     assert only(layout.small_files, facts(**images)).fix == "uc-stage cache data --pack"
     assert only(layout.small_files, facts(**images, kind="copy", origin="/Volumes/a b")).fix == (
         "uc-stage cache '/Volumes/a b' --pack"
@@ -326,7 +329,7 @@ def test_names_with_an_underscore_are_told_apart_from_partitions() -> None:
     entries = {path: Entry(path, 1, None) for path in paths}
 
     assert only(rows.underscored, facts(entries=entries)).evidence == {"files": 2, "first": "_part/x.parquet"}
-    assert not list(rows.underscored(facts(entries=entries, kind="copy")))
+    assert not list(rows.underscored(facts(entries=entries, kind="file")))
 
 
 def test_a_tables_log_tells_what_its_files_hold_beyond_it() -> None:

@@ -5,24 +5,31 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from uc_stage.model import DEFAULT_COMPRESSION
+from uc_stage.model import DEFAULT_COMPRESSION, DEFAULT_FILE_BYTES, DEFAULT_ROW_GROUP_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from uc_stage.manifest import Manifest
 
+# What a flag decides anew.
+_EXCLUDED = {
+    "--world-size": ("--files",),
+    "--workers": ("--files", "--world-size"),
+    "--file-size": ("--files", "--world-size"),
+    "--drop-remainder": ("--equal-rows",),
+}
+
 
 def command(manifest: Manifest, dest: str, flags: Sequence[str], without: Collection[str]) -> str:
-    """The command for the newest version of the table; `flags` count before those of then, `without` are left out.
-
-    The row groups, and copies of the table's own files, are not asked for again.
-    """
+    """The command for the newest version of the table, without some columns; `flags` count before those of then."""
     source = manifest.source
     what = [source.table] if source.query is None else ["--query", source.query]
+    excluded = {one for flag in flags for one in (flag, *_EXCLUDED.get(flag, ()))}
     asked = [*flags]
     for flag, *values in _asked(manifest, without):
-        if flag not in flags:
+        # The table's own files go over as they are, or are written anew.
+        if flag not in excluded and (flag != "--as-is" or not (flags or without)):
             asked += [flag, *values]
     return shlex.join(["uc-stage", "export", *what, dest, *asked])
 
@@ -40,8 +47,11 @@ def _asked(manifest: Manifest, without: Collection[str]) -> Iterator[tuple[str, 
         "--seed": source.seed or None,
         "--split-by": layout.split_by,
         "--order-by": listed(layout.order_by) or None,
-        "--compression": None if layout.compression == DEFAULT_COMPRESSION else layout.compression,
-        "--world-size": None if layout.multiple_of == 1 else layout.multiple_of,
+        "--files": layout.files,
+        "--file-size": _unless(layout.file_bytes, DEFAULT_FILE_BYTES),
+        "--row-group-size": _unless(layout.row_group_bytes, DEFAULT_ROW_GROUP_BYTES),
+        "--compression": _unless(layout.compression, DEFAULT_COMPRESSION),
+        "--world-size": None if layout.files is not None else _unless(layout.multiple_of, 1),
     }
     yield from ((flag, str(value)) for flag, value in valued.items() if value is not None)
     for flag, values in (("--cast", source.casts), ("--split", layout.splits)):
@@ -50,6 +60,12 @@ def _asked(manifest: Manifest, without: Collection[str]) -> Iterator[tuple[str, 
         yield ("--shuffle",)
     if layout.drop_remainder or layout.equal_rows:
         yield ("--drop-remainder" if layout.drop_remainder else "--equal-rows",)
+    if layout.as_is:
+        yield ("--as-is",)
+
+
+def _unless(value: object, default: object) -> object:
+    return None if value == default else value
 
 
 def listed(names: Iterable[str]) -> str:

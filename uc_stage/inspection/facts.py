@@ -165,9 +165,8 @@ class Facts:
     @property
     def is_trained(self) -> bool:
         """Whether anything tells of a training."""
-        request = self.request
-        told = request.world_size, request.workers, request.batch_size, request.fail_on
-        return any(one is not None for one in told) or self.ranks is not None
+        told = self.ranks, self.request.workers, self.request.batch_size
+        return any(one is not None for one in told)
 
     @property
     def memory_bytes(self) -> int:

@@ -23,6 +23,7 @@ from uc_stage.model.copies import (
 )
 from uc_stage.model.exports import (
     DEFAULT_COMPRESSION,
+    DEFAULT_FILE_BYTES,
     DEFAULT_MEMORY,
     DEFAULT_ROW_GROUP_BYTES,
     Compression,
@@ -58,6 +59,7 @@ from uc_stage.model.tables import Field, TableRef, read_timestamp
 __all__ = [
     "DEFAULT_CACHE_DIR",
     "DEFAULT_COMPRESSION",
+    "DEFAULT_FILE_BYTES",
     "DEFAULT_MEMORY",
     "DEFAULT_ROW_GROUP_BYTES",
     "Advice",

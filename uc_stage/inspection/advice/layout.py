@@ -33,7 +33,7 @@ def large_groups(facts: Facts) -> Iterator[Finding]:
             f"a row group has {format_size(groups.max)} before compression: each worker holds one whole or more, and "
             "rows are shuffled among few of them",
             {"largest": groups.max, "median": groups.median, "row_groups": facts.report.row_groups},
-            f"{facts.export()}  # row groups of 64 MiB, see --row-group-size",
+            facts.export("--row-group-size", "64MiB"),
         )
 
 
@@ -46,7 +46,7 @@ def small_groups(facts: Facts) -> Iterator[Finding]:
             f"{count:,} row groups have {format_size(groups.median)} each in the middle: each is a read, a decode and "
             "an entry in the footer for itself",
             {"row_groups": count, "median": groups.median, "files": files},
-            f"{facts.export()}  # row groups of 64 MiB, see --row-group-size",
+            facts.export("--row-group-size", "64MiB"),
         )
 
 
@@ -81,7 +81,7 @@ def small_files(facts: Facts) -> Iterator[Finding]:
     if tabular and facts.readers is not None and count <= _FILES_A_READER * facts.readers:
         return
     source = shlex.quote(facts.origin or report.target)
-    fix = f"{facts.export()}  # writes few of up to 512 MiB" if tabular else f"uc-stage cache {source} --pack"
+    fix = facts.export("--file-size", "512MiB") if tabular else f"uc-stage cache {source} --pack"
     yield Finding(
         f"{count:,} files of {format_size(sizes.median)} each in the middle: to list and open them takes longer than "
         "to read them",

@@ -81,7 +81,7 @@ def partition_columns(facts: Facts) -> Iterator[Finding]:
 
 def underscored(facts: Facts) -> Iterator[Finding]:
     """Parquet files that some readers pass over, because of an underscore."""
-    if facts.report.kind != "folder":
+    if facts.report.kind not in ("folder", "copy") or facts.manifest is not None:
         return
     hidden = [
         path
