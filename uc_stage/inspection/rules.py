@@ -78,14 +78,14 @@ RULES = (
         "UCS105", "wrong", "Files with other bytes or rows than recorded",
         "A file that was cut off, overwritten or damaged is not what was exported. Readers meet an error late in an "
         "epoch, or none.",
-        ("rclone/rclone#4223", "mosaicml/streaming#759", "fsspec/filesystem_spec#639"),
+        ("rclone/rclone#4223", "fsspec/filesystem_spec#639"),
         problems=("truncated", "size_differs", "rows_differ", "changed"),
         fix="of a copy: uc-stage cache SOURCE --verify; of an export: uc-stage export TABLE DEST --force",
     ),
     Rule(
         "UCS106", "wrong", "Parquet files that are no part of it",
         "Loaders that list a folder read every Parquet file in it: rows of something else, or the same rows twice.",
-        ("apache/arrow#27501",),
+        (),
         problems=("extra",), fix="move the files out of the folder",
     ),
     Rule(
@@ -107,7 +107,7 @@ RULES = (
         "In a partitioned table or folder the values of some columns are in the log, or in folders' names such as "
         "`day=2026-01-31`, and not in the files. `load_dataset` drops them without a word; others retype them. An "
         "export has them as columns.",
-        (),
+        ("astrolabsoftware/fink-client#157", "mbta/lamp#367", "delta-io/delta-rs#215"),
         check=rows.partition_columns,
     ),
     Rule(
@@ -155,7 +155,7 @@ RULES = (
     Rule(
         "UCS201", "wrong", "Files that cannot be read",
         "No Parquet under a Parquet name, cut off, damaged or encrypted: the epoch ends there.",
-        ("webdataset/webdataset#503", "delta-io/delta#6112"),
+        ("webdataset/webdataset#503",),
         problems=("unreadable",), fix="copy or write the file again, or move it out of the folder",
     ),
     Rule(
@@ -181,7 +181,7 @@ RULES = (
         "UCS205", "warn", "Types that `datasets` does not take",
         "Maps have no feature in `datasets`, and `load_dataset` ends on them after the download. Where it is "
         "installed the library itself is asked, with the schema alone.",
-        ("huggingface/datasets#5878",),
+        ("huggingface/datasets#5612",),
         check=types.datasets_types,
     ),
     Rule(
@@ -190,7 +190,7 @@ RULES = (
         "Where torch is installed it is asked, with two rows that are made for it, and only where a flag or the "
         "launcher tells of a training: to import it takes seconds. `uc_stage.loaders.torch` gives times as integers "
         "and the others as lists.",
-        (),
+        ("Megvii-BaseDetection/YOLOX#1523", "mllam/neural-lam#64"),
         check=types.torch_types,
     ),
     Rule(
@@ -256,7 +256,7 @@ RULES = (
         "UCS302", "warn", "Row groups too small",
         "Each row group is a read of each column, and on a volume a round trip; thousands of tiny ones cost more than "
         "their rows.",
-        ("uber/petastorm#720",),
+        ("ClickHouse/ClickHouse#53069", "uber/petastorm#90"),
         check=layout.small_groups,
     ),
     Rule(
