@@ -334,6 +334,20 @@ def test_a_build_of_the_same_path_and_time_with_other_rows_is_told(tmp_path: Pat
     assert ids(uc_stage.inspect(str(data))) == []
 
 
+def test_a_build_of_more_files_than_the_exports_own_is_not_called_old(
+    table: str, tmp_path: Path, own_cache: str
+) -> None:
+    import datasets
+
+    dest = uc_stage.export(table, str(tmp_path / "export")).dest
+    deltalake.DeltaTable(table).delete("id < 100")
+    uc_stage.export(table, dest, keep=1)
+    both = datasets.load_dataset(dest, cache_dir=own_cache)["train"]
+
+    assert len(both) == 600 + 500
+    assert ids(uc_stage.inspect(dest)) == ["UCS114"]
+
+
 def test_the_library_is_asked_only_where_a_build_could_be_meant(
     tmp_path: Path, own_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

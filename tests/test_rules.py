@@ -333,20 +333,20 @@ def test_names_with_an_underscore_are_told_apart_from_partitions() -> None:
 
 
 def test_a_tables_log_tells_what_its_files_hold_beyond_it() -> None:
-    table = TableFacts(7, 2, {"id": "col-1"}, ("day",), (10,) * 100, 3, 30)
+    table = TableFacts(7, 2, {"id": "col-1"}, ("day",), (10,) * 100, 3)
     known = facts(kind="table", version=5, table=table, counts={})
 
     deleted = only(rows.deleted_rows, known)
     assert deleted.evidence == {
         "deleted_rows": 7, "files_with_deletion_vectors": 2,
-        "files_of_other_versions": 3, "bytes_of_other_versions": 30,
+        "files_of_other_versions": 3,
     }  # fmt: skip
     assert "7 rows that deletion vectors hide and the rows of 3 Parquet files" in deleted.message
     assert deleted.fix == "uc-stage export data DEST"
     assert only(rows.renamed_columns, known).evidence == {"renamed": {"id": "col-1"}}
     assert only(rows.partition_columns, known).evidence == {"columns": ["day"]}
     assert only(layout.small_files, known).evidence == {"files": 100, "median": 10}
-    plain = dataclasses.replace(known, table=TableFacts(0, 0, {}, (), (10,), 0, 0))
+    plain = dataclasses.replace(known, table=TableFacts(0, 0, {}, (), (10,), 0))
     assert rules.advise(plain, frozenset()) == ()
 
 
@@ -440,11 +440,22 @@ def test_a_library_that_is_broken_is_not_asked(monkeypatch: pytest.MonkeyPatch) 
 # The facts
 
 
-def test_a_place_that_cannot_be_listed_holds_no_other_files(tmp_path: Path) -> None:
-    assert facts_of._others("main.sales.orders", set()) == (0, 0)
-    (tmp_path / "a.parquet").write_bytes(b"12")
-    (tmp_path / "b.parquet").write_bytes(b"123")
-    assert facts_of._others(str(tmp_path), {"a.parquet"}) == (1, 3)
+def test_the_files_beside_a_version_are_counted_by_their_names(tmp_path: Path) -> None:
+    for path in (
+        "a.parquet",
+        "b.parquet",
+        "day=1/c.parquet",
+        "_delta_log/1.checkpoint.parquet",
+        ".x/d.parquet",
+        "e.txt",
+    ):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).touch()
+
+    assert facts_of._others(str(tmp_path), {"a.parquet"}) == 2
+    assert facts_of._others(str(tmp_path), {"a.parquet", "b.parquet", "day=1/c.parquet"}) == 0
+    for elsewhere in ("main.sales.orders", str(tmp_path / "gone"), "s3://bucket/orders"):
+        assert facts_of._others(elsewhere, set()) == 0
 
 
 def test_this_machine_tells_what_is_free_and_installed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -14,10 +15,10 @@ from uc_stage.inspection import again
 from uc_stage.ipc import is_stream_name
 from uc_stage.parquet import Footer, read_schema
 from uc_stage.ranks import read_world_size
-from uc_stage.storage import open_folder, space_at
+from uc_stage.storage import space_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -34,7 +35,9 @@ DEFAULT_BATCH_SIZE = 256
 _MOST_LOCAL_RANKS = 8
 # In the variant of a copy that is one node's share.
 _SHARD = re.compile(r"(?:^| )shard=\d+/(\d+)(?: |$)")
-_LOG = "_delta_log/"
+_LOG = "_delta_log"
+# So many folders of partitions are looked into.
+_MOST_FOLDERS = 256
 # The bytes of a value in Arrow, by Parquet's types.
 _WIDTHS = {"BOOLEAN": 0.125, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 _NARROW = {"int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2}
@@ -81,7 +84,7 @@ class TableFacts:
         renamed: the name in the data files of each column that has another one there.
         partitions: the columns whose values are in the log and in folders' names alone.
         sizes: the bytes of each data file of this version.
-        others, other_bytes: the Parquet files in the table's folder that are no part of this version.
+        others: the Parquet files in the table's folder that are no part of this version.
     """
 
     deleted: int
@@ -90,7 +93,6 @@ class TableFacts:
     partitions: tuple[str, ...]
     sizes: tuple[int, ...]
     others: int
-    other_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +231,13 @@ def of_table(engine: LocalEngine, snapshot: Snapshot) -> TableFacts:
     """What the log of a resolved table tells, and what lies beside its files."""
     table = engine.opened(snapshot)
     vectors = [file.deletion_vector.cardinality for file in table.files if file.deletion_vector is not None]
-    others, other_bytes = _others(snapshot.source.table, {file.path for file in table.files})
     return TableFacts(
         deleted=sum(vectors),
         vectors=len(vectors),
         renamed=dict(_renamed(table.columns)),
         partitions=table.partition_columns,
         sizes=tuple(file.size for file in table.files),
-        others=others,
-        other_bytes=other_bytes,
+        others=_others(snapshot.source.table, {file.path for file in table.files}),
     )
 
 
@@ -251,17 +251,23 @@ def _renamed(columns: Iterable[Column], above: str = "") -> Iterator[tuple[str, 
         yield from _renamed(column.parts, path)
 
 
-def _others(location: str, live: set[str]) -> tuple[int, int]:
-    """The Parquet files of a table's folder that this version does not have, and their bytes; none if it hides."""
-    try:
-        sizes = [
-            entry.bytes
-            for entry in open_folder(location).entries(hidden=False)
-            if entry.path.endswith(".parquet") and not entry.path.startswith(_LOG) and entry.path not in live
-        ]
-    except StageError:  # a catalog's name, or a store that this process cannot list: the log says what counts
-        return 0, 0
-    return len(sizes), sum(sizes)
+def _others(location: str, live: Container[str]) -> int:
+    """The Parquet files of a table's folder that this version does not have, as far as a look at names tells.
+
+    On a volume each file's size would be a round trip. Of a catalog's name or a URL nothing is told.
+    """
+    count, looks, todo = 0, 0, [""]
+    while todo and looks < _MOST_FOLDERS and os.path.isabs(location):
+        below = todo.pop()
+        looks += 1
+        with contextlib.suppress(OSError), os.scandir(f"{location}/{below}") as found:
+            for item in found:
+                path = f"{below}{item.name}"
+                if item.name.endswith(".parquet"):
+                    count += path not in live
+                elif not item.name.startswith((".", _LOG)) and item.is_dir(follow_symlinks=False):
+                    todo.append(f"{path}/")
+    return count
 
 
 def _free(path: str) -> int | None:
