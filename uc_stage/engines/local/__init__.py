@@ -112,6 +112,10 @@ class LocalEngine:
             cast = ((split, cast_batch(batch, selection.schema, selection.casts)) for split, batch in rows)
             return write_splits(cast, selection.schema, plan, publication, progress)
 
+    def opened(self, snapshot: Snapshot) -> Table:
+        """The table of a snapshot as its log tells it: how its data files name the columns, which rows are deleted."""
+        return self._table(snapshot.source)
+
     def close(self) -> None:
         """Lets go of the tables."""
         self._opened.clear()
