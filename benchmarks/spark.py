@@ -53,7 +53,9 @@ def compare(session: Any, remote: str, work: str, rows: int, rounds: int) -> Non
         frame = session.read.format("delta").load(table)
         frame.write.option("compression", "zstd").option("parquet.block.size", 64 * 1024**2).parquet(f"{work}/bare")
         middle = time.perf_counter()
-        report = exporting.run(ExportRequest(TableRef.parse(table), f"{work}/ours", "spark", remote))
+        # Larger files than Spark's own, as most exports have, and enough of them for the cores.
+        files = -(-sum(name.endswith(".parquet") for name in os.listdir(f"{work}/bare")) // 2)
+        report = exporting.run(ExportRequest(TableRef.parse(table), f"{work}/ours", "spark", remote, files=files))
         ended = time.perf_counter()
         for name in ("bare", "ours"):
             shutil.rmtree(f"{work}/{name}")
