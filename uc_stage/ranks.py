@@ -39,6 +39,12 @@ def read_rank(environment: Mapping[str, str] | None = None) -> int | None:
     return next((int(text) for text in told if text.isascii() and text.isdigit()), None)
 
 
+def read_world_size(environment: Mapping[str, str]) -> int | None:
+    """How many ranks the launcher tells of; None where it tells nothing, or of none."""
+    told = environment.get("WORLD_SIZE", "").strip()
+    return int(told) or None if _NUMBER.fullmatch(told) else None
+
+
 def reader_of(
     rank: int | None,
     world_size: int | None,

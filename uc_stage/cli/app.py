@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -212,7 +212,7 @@ def cache(
 
 @app.command(
     short_help="Show what a dataset is, and whether it is whole",
-    epilog=codes.epilog("uc-stage inspect /Volumes/main/sales/train/orders --verify", 10, 12, 13, 15, 16),
+    epilog=codes.epilog("uc-stage inspect /Volumes/main/sales/train/orders --verify", 10, 12, 13, 15, 16, 20),
 )
 def inspect(
     target: Annotated[
@@ -228,6 +228,38 @@ def inspect(
             "--verify", envvar="UC_STAGE_VERIFY", help="Read every file and compare it with its recorded hash."
         ),
     ] = False,
+    world_size: Annotated[
+        int | None,
+        typer.Option(
+            "--world-size",
+            envvar="UC_STAGE_WORLD_SIZE",
+            metavar="N",
+            min=1,
+            help="Ranks that will read it; without it, what the launcher tells.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", envvar="UC_STAGE_WORKERS", metavar="N", min=0, help="Workers of each rank's loader."),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size", envvar="UC_STAGE_BATCH_SIZE", metavar="N", min=1, help="Rows of a batch; without it 256."
+        ),
+    ] = None,
+    fail_on: Annotated[
+        Literal["wrong", "warn"] | None,
+        typer.Option(
+            "--fail-on", envvar="UC_STAGE_FAIL_ON", help="Exit 20 where a rule says something as severe, or more."
+        ),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ignore", envvar="UC_STAGE_IGNORE", metavar="RULE", help="Leave out a rule, such as UCS303; repeatable."
+        ),
+    ] = None,
     cache_dir: CacheDir = DEFAULT_CACHE_DIR,
     version: Version = None,
     timestamp: Timestamp = None,
@@ -238,17 +270,32 @@ def inspect(
 ) -> int:
     """Shows what a table, an export, a copy, a folder or a file is and holds, and whether it is whole and fresh.
 
+    Tells what it will do to a training, the worst first, and how to mend it; docs/rules.md has the rules.
+
     Without TARGET, lists the copies of this node: of what, how old, whether stale, who uses them, what room they leave.
     """
     from uc_stage import inspection
 
     if target is None:
-        if verify or version is not None or timestamp is not None:
-            raise InvalidRequest("`--verify`, `--version` and `--timestamp` need a TARGET", hint="name what to look at")
+        if verify or version is not None or timestamp is not None or fail_on is not None:
+            raise InvalidRequest(
+                "`--verify`, `--version`, `--timestamp` and `--fail-on` need a TARGET", hint="name what to look at"
+            )
         return output.show("inspect", inspection.list_copies(cache_dir), json=json, quiet=quiet)
-    if not (verify or version is not None or timestamp is not None) and inspection.is_cache(target):
+    if not (verify or version is not None or timestamp is not None or fail_on) and inspection.is_cache(target):
         return output.show("inspect", inspection.list_copies(target), json=json, quiet=quiet)
-    request = InspectRequest(target=target, verify=verify, version=version, timestamp=timestamp, remote=remote)
+    request = InspectRequest(
+        target=target,
+        verify=verify,
+        version=version,
+        timestamp=timestamp,
+        remote=remote,
+        world_size=world_size,
+        workers=workers,
+        batch_size=batch_size,
+        fail_on=fail_on,
+        ignore=tuple(ignore or ()),
+    )
     with shown(quiet=quiet) as progress:
         report = inspection.run(request, progress)
     return output.show("inspect", report, json=json, quiet=quiet)

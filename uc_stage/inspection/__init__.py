@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from typing import TYPE_CHECKING
 
 from uc_stage.errors import InvalidRequest, NotFound
 from uc_stage.forms.pack import look_into
 from uc_stage.forms.shards import is_packed
-from uc_stage.inspection import contents, freshness, wholeness
+from uc_stage.inspection import contents, freshness, rules, wholeness
 from uc_stage.inspection.copies import is_cache
 from uc_stage.inspection.copies import run as list_copies
+from uc_stage.inspection.facts import Facts, Machine, of_files, of_table
 from uc_stage.inspection.survey import Survey
 from uc_stage.inspection.verify import Check, verify
 from uc_stage.ipc import is_stream_name
@@ -45,10 +47,12 @@ def run(request: InspectRequest, progress: Progress = SILENT) -> InspectReport:
 
     Raises:
         NotFound: nothing there, or no such version. AccessDenied, Unavailable: as the storage or the engine says.
-        InvalidRequest: a cache folder; a version or a timestamp for what is no table; `verify` for a table.
+        InvalidRequest: a cache folder; a version or a timestamp for what is no table; `verify` for a table; an
+            unknown rule in `ignore`, a world size of none.
         VerificationFailed, Unsupported: one file that is not whole Parquet, a damaged manifest, or a table that
         cannot be read rightly.
     """
+    _check(request)
     if is_cache(request.target):
         raise InvalidRequest(
             f"`{request.target}` is a cache folder, which holds copies",
@@ -74,16 +78,39 @@ def run(request: InspectRequest, progress: Progress = SILENT) -> InspectReport:
     return _files(found, request, progress)
 
 
+def _check(request: InspectRequest) -> None:
+    rules.known(request.ignore)
+    least = (("--world-size", request.world_size, 1), ("--workers", request.workers, 0))
+    for flag, value, low in (*least, ("--batch-size", request.batch_size, 1)):
+        if value is not None and value < low:
+            raise InvalidRequest(f"`{flag} {value}` is too small", hint=f"give {low} or more")
+    if request.fail_on not in (None, "wrong", "warn"):
+        raise InvalidRequest(f"`--fail-on` is `{request.fail_on}`", hint="it is `wrong` or `warn`")
+
+
+def _advised(facts: Facts) -> InspectReport:
+    """The report with the rules' part in it."""
+    request, report = facts.request, facts.report
+    ignored = rules.known(request.ignore)
+    advice = rules.advise(facts, ignored)
+    problems = rules.judged(report.problems, ignored)
+    return dataclasses.replace(report, problems=problems, advice=advice, fail_on=request.fail_on)
+
+
 def _table(table: TableRef, request: InspectRequest, progress: Progress) -> InspectReport:
     if request.verify:
         raise InvalidRequest(
             f"`{table}` is a Delta table, which records no hashes to verify",
             hint=f"verify an export of it: uc-stage export {table} DEST, then uc-stage inspect DEST --verify",
         )
+    from uc_stage.engines.local import LocalEngine
+
     engine = _engine(request.remote if table.is_name else None)
     try:
         snapshot = engine.resolve(ExportRequest(table, dest=""))
         version = engine.version
+        told = of_table(engine, snapshot) if isinstance(engine, LocalEngine) else None
+        schema = engine.opened(snapshot).schema if isinstance(engine, LocalEngine) else None
         rows = snapshot.rows
         if rows is None:
             progress.phase("count", unit="rows")
@@ -91,7 +118,7 @@ def _table(table: TableRef, request: InspectRequest, progress: Progress) -> Insp
     finally:
         engine.close()
     source = snapshot.source
-    return InspectReport(
+    report = InspectReport(
         target=request.target,
         kind="table",
         source=source.table,
@@ -106,6 +133,7 @@ def _table(table: TableRef, request: InspectRequest, progress: Progress) -> Insp
         bytes=snapshot.bytes,
         schema=snapshot.schema,
     )
+    return _advised(Facts(request, report, Machine.here(), schema=lambda: schema, table=told))
 
 
 def _engine(remote: str | None) -> Engine:
@@ -165,7 +193,7 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
     fresh = _freshness(found, request)
     listed = [found.entries[path] for path in data if path in found.entries]
     lengths = [entry.bytes for entry in listed]
-    return InspectReport(
+    report = InspectReport(
         target=request.target,
         kind=found.kind,
         source=record.source if record else manifest.source.table if manifest else None,
@@ -203,6 +231,7 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         extensions=contents.extensions(listed),
         folders=contents.folders(listed),
     )
+    return _advised(of_files(found, request, report, footers))
 
 
 def _unkept(found: Target, whole: list[str], *, verify: bool) -> list[str]:

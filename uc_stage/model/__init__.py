@@ -23,6 +23,7 @@ from uc_stage.model.copies import (
 )
 from uc_stage.model.exports import (
     DEFAULT_COMPRESSION,
+    DEFAULT_FILE_BYTES,
     DEFAULT_MEMORY,
     DEFAULT_ROW_GROUP_BYTES,
     Compression,
@@ -38,6 +39,7 @@ from uc_stage.model.exports import (
     Source,
 )
 from uc_stage.model.inspecting import (
+    Advice,
     Bin,
     Column,
     Footers,
@@ -46,6 +48,7 @@ from uc_stage.model.inspecting import (
     Packed,
     Pile,
     Problem,
+    Severity,
     SplitShare,
     Spread,
     TargetKind,
@@ -56,8 +59,10 @@ from uc_stage.model.tables import Field, TableRef, read_timestamp
 __all__ = [
     "DEFAULT_CACHE_DIR",
     "DEFAULT_COMPRESSION",
+    "DEFAULT_FILE_BYTES",
     "DEFAULT_MEMORY",
     "DEFAULT_ROW_GROUP_BYTES",
+    "Advice",
     "BenchReport",
     "BenchRequest",
     "Bin",
@@ -93,6 +98,7 @@ __all__ = [
     "PruneReport",
     "PruneRequest",
     "Requirement",
+    "Severity",
     "Snapshot",
     "Source",
     "SplitShare",

@@ -128,6 +128,10 @@ class LocalEngine:
         if not came:
             yield pa.RecordBatch.from_pylist([], schema=schema)
 
+    def opened(self, snapshot: Snapshot) -> Table:
+        """The table of a snapshot as its log tells it: how its data files name the columns, which rows are deleted."""
+        return self._table(snapshot.source)
+
     def close(self) -> None:
         """Lets go of the tables."""
         self._opened.clear()
