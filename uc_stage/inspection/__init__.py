@@ -11,10 +11,11 @@ from uc_stage.forms.shards import is_packed
 from uc_stage.inspection import contents, freshness, wholeness
 from uc_stage.inspection.copies import is_cache
 from uc_stage.inspection.copies import run as list_copies
+from uc_stage.inspection.diff import Held, Side, compare
 from uc_stage.inspection.survey import Survey
 from uc_stage.inspection.verify import Check, verify
 from uc_stage.ipc import is_stream_name
-from uc_stage.model import ExportRequest, InspectReport, Layout, TableRef, read_timestamp
+from uc_stage.model import ExportRequest, InspectReport, InspectRequest, Layout, TableRef, read_timestamp
 from uc_stage.parquet import Footer, has_magic, is_parquet_name, read_footer, read_footers
 from uc_stage.progress import SILENT
 from uc_stage.sources import is_marker
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
     from uc_stage.errors import StageError
     from uc_stage.inspection.freshness import Freshness
     from uc_stage.manifest import Manifest
-    from uc_stage.model import InspectRequest, Problem, Snapshot
+    from uc_stage.model import DiffReport, Problem, Snapshot
     from uc_stage.progress import Progress
 
-__all__ = ["is_cache", "list_copies", "run"]
+__all__ = ["diff", "is_cache", "list_copies", "run"]
 
 # `catalog.schema.table`
 _NAME_DOTS = 2
@@ -49,6 +50,37 @@ def run(request: InspectRequest, progress: Progress = SILENT) -> InspectReport:
         VerificationFailed, Unsupported: one file that is not whole Parquet, a damaged manifest, or a table that
         cannot be read rightly.
     """
+    found = _locate(request)
+    if isinstance(found, TableRef):
+        return _table(found, request, progress)
+    return _files(found, request, progress)
+
+
+def diff(request: InspectRequest, other: str, progress: Progress = SILENT) -> DiffReport:
+    """Tells how `other` differs from a target; a version or a timestamp in the request is the target's.
+
+    Raises:
+        InvalidRequest: `verify`. Those of `run`, for either.
+    """
+    if request.verify:
+        raise InvalidRequest(
+            "`--diff` compares what is recorded and listed, and verifies nothing",
+            hint=f"uc-stage inspect {request.target} --verify",
+        )
+    sides = [_side(asked, progress) for asked in (request, InspectRequest(other, remote=request.remote))]
+    return compare(*sides)
+
+
+def _side(request: InspectRequest, progress: Progress) -> Side:
+    found = _locate(request)
+    if isinstance(found, TableRef):
+        held: dict[str, Held] = {}
+        return Side.of_table(_table(found, request, progress, held), held)
+    return Side.of_files(_files(found, request, progress), found)
+
+
+def _locate(request: InspectRequest) -> TableRef | Target:
+    """What a target is: a table at a version, or what its listing and records tell."""
     if is_cache(request.target):
         raise InvalidRequest(
             f"`{request.target}` is a cache folder, which holds copies",
@@ -62,24 +94,29 @@ def run(request: InspectRequest, progress: Progress = SILENT) -> InspectReport:
     except NotFound:
         # With fewer than three parts it is likelier a path that does not exist: `data.parquet` has a name's form.
         if table.is_name and (request.remote or table.text.count(".") == _NAME_DOTS):
-            return _table(table, request, progress)
+            return table
         raise
     if found.kind == "table":
-        return _table(table, request, progress)
+        return table
     if table.version is not None or table.timestamp is not None:
         raise InvalidRequest(
             f"`{table.text}` is no table but {_a(found.kind)}, which has one version alone",
             hint="leave out `@vN`, `--version` and `--timestamp`",
         )
-    return _files(found, request, progress)
+    return found
 
 
-def _table(table: TableRef, request: InspectRequest, progress: Progress) -> InspectReport:
+def _table(
+    table: TableRef, request: InspectRequest, progress: Progress, held: dict[str, Held] | None = None
+) -> InspectReport:
+    """Looks at a table; `held` is given its data files, where the engine lists them."""
     if request.verify:
         raise InvalidRequest(
             f"`{table}` is a Delta table, which records no hashes to verify",
             hint=f"verify an export of it: uc-stage export {table} DEST, then uc-stage inspect DEST --verify",
         )
+    from uc_stage.engines.local import LocalEngine
+
     engine = _engine(request.remote if table.is_name else None)
     try:
         snapshot = engine.resolve(ExportRequest(table, dest=""))
@@ -88,6 +125,8 @@ def _table(table: TableRef, request: InspectRequest, progress: Progress) -> Insp
         if rows is None:
             progress.phase("count", unit="rows")
             rows = sum(engine.count(snapshot, _WHOLE).values())
+        if held is not None and isinstance(engine, LocalEngine):
+            held.update({path: Held(*told) for path, told in engine.data_files(snapshot.source).items()})
     finally:
         engine.close()
     source = snapshot.source

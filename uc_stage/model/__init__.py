@@ -5,6 +5,15 @@ Sizes are bytes, times are seconds, row counts are rows; nothing here is formatt
 
 from __future__ import annotations
 
+from uc_stage.model.comparing import (
+    Differing,
+    DiffReport,
+    DiffSide,
+    FilesDiff,
+    Retyped,
+    RowsDiff,
+    SchemaDiff,
+)
 from uc_stage.model.copies import (
     DEFAULT_CACHE_DIR,
     CachedCopy,
@@ -71,12 +80,16 @@ __all__ = [
     "CopyFile",
     "CopyForm",
     "CopyState",
+    "DiffReport",
+    "DiffSide",
+    "Differing",
     "EngineName",
     "ExportFile",
     "ExportPlan",
     "ExportReport",
     "ExportRequest",
     "Field",
+    "FilesDiff",
     "Footers",
     "Holder",
     "InspectReport",
@@ -93,6 +106,9 @@ __all__ = [
     "PruneReport",
     "PruneRequest",
     "Requirement",
+    "Retyped",
+    "RowsDiff",
+    "SchemaDiff",
     "Snapshot",
     "Source",
     "SplitShare",

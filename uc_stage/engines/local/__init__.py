@@ -112,6 +112,11 @@ class LocalEngine:
             cast = ((split, cast_batch(batch, selection.schema, selection.casts)) for split, batch in rows)
             return write_splits(cast, selection.schema, plan, publication, progress)
 
+    def data_files(self, source: Source) -> dict[str, tuple[int, str]]:
+        """The data files of a version by their paths: the bytes of each, and what tells its deleted rows."""
+        found = self._table(source).state.files
+        return {file.path: (file.size, file.deletion_vector.id if file.deletion_vector else "") for file in found}
+
     def close(self) -> None:
         """Lets go of the tables."""
         self._opened.clear()
