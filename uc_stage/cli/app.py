@@ -228,6 +228,15 @@ def inspect(
             "--verify", envvar="UC_STAGE_VERIFY", help="Read every file and compare it with its recorded hash."
         ),
     ] = False,
+    diff: Annotated[
+        str | None,
+        typer.Option(
+            "--diff",
+            envvar="UC_STAGE_DIFF",
+            metavar="OTHER",
+            help="Tell how OTHER differs from TARGET: schema, rows, files; t@v3 --diff t@v5.",
+        ),
+    ] = None,
     cache_dir: CacheDir = DEFAULT_CACHE_DIR,
     version: Version = None,
     timestamp: Timestamp = None,
@@ -243,14 +252,17 @@ def inspect(
     from uc_stage import inspection
 
     if target is None:
-        if verify or version is not None or timestamp is not None:
-            raise InvalidRequest("`--verify`, `--version` and `--timestamp` need a TARGET", hint="name what to look at")
+        if verify or version is not None or timestamp is not None or diff is not None:
+            raise InvalidRequest(
+                "`--verify`, `--diff`, `--version` and `--timestamp` need a TARGET", hint="name what to look at"
+            )
         return output.show("inspect", inspection.list_copies(cache_dir), json=json, quiet=quiet)
-    if not (verify or version is not None or timestamp is not None) and inspection.is_cache(target):
+    pinned = version is not None or timestamp is not None
+    if not (verify or pinned or diff is not None) and inspection.is_cache(target):
         return output.show("inspect", inspection.list_copies(target), json=json, quiet=quiet)
     request = InspectRequest(target=target, verify=verify, version=version, timestamp=timestamp, remote=remote)
     with shown(quiet=quiet) as progress:
-        report = inspection.run(request, progress)
+        report = inspection.run(request, progress) if diff is None else inspection.diff(request, diff, progress)
     return output.show("inspect", report, json=json, quiet=quiet)
 
 

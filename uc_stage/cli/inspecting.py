@@ -85,6 +85,8 @@ def _facts(report: InspectReport) -> list[tuple[str, str]]:
     if report.freshness:
         detail = f": {report.freshness_detail}" if report.freshness_detail else ""
         rows.append(("freshness", report.freshness + detail))
+    if report.source_freshness is not None:
+        rows.append(("  its source", f"{report.source_freshness.state}: {report.source_freshness.detail}"))
     if report.verified is not None:
         verdict = "yes" if report.verified else "no, see the problems"
         rows.append(("verified", f"{verdict}: {report.verified_detail}"))

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from uc_stage import __version__
-from uc_stage.cli import copies, inspecting
+from uc_stage.cli import comparing, copies, inspecting
 from uc_stage.cli.text import amount, duration, pairs, printable
 from uc_stage.errors import StageError, VerificationFailed
 from uc_stage.model import (
@@ -21,6 +21,7 @@ from uc_stage.model import (
     CachePlan,
     CacheReport,
     CopiesReport,
+    DiffReport,
     ExportPlan,
     ExportReport,
     InspectReport,
@@ -40,6 +41,7 @@ Report = (
     | CacheReport
     | InspectReport
     | CopiesReport
+    | DiffReport
     | PrunePlan
     | PruneReport
     | BenchReport
@@ -193,6 +195,8 @@ def _render(report: Report, *, quiet: bool) -> None:
             inspecting.render(report)
         case CopiesReport():
             _copies(report)
+        case DiffReport():
+            comparing.render(report)
         case PrunePlan():
             for line in copies.prune_plan(report):
                 print(printable(line))

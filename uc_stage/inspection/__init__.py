@@ -26,9 +26,8 @@ from uc_stage.targets import Target, look
 if TYPE_CHECKING:
     from uc_stage.engines import Engine
     from uc_stage.errors import StageError
-    from uc_stage.inspection.freshness import Freshness
     from uc_stage.manifest import Manifest
-    from uc_stage.model import DiffReport, Problem, Snapshot
+    from uc_stage.model import DiffReport, Freshness, Problem, Snapshot
     from uc_stage.progress import Progress
 
 __all__ = ["diff", "is_cache", "list_copies", "run"]
@@ -200,8 +199,8 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         groups = sum(file.row_groups for file in manifest.files)
     codecs = {codec for column in told.columns for codec in column.compression}
     codecs |= {codec for footer in good for codec in footer.compression if is_stream_name(footer.path)}
-    rows = sum(footer.rows for footer in good) if good else None
-    fresh = _freshness(found, request)
+    rows = manifest.rows if manifest else sum(footer.rows for footer in good) if good else None
+    fresh, above = _freshness(found, rows, request)
     listed = [found.entries[path] for path in data if path in found.entries]
     lengths = [entry.bytes for entry in listed]
     return InspectReport(
@@ -217,7 +216,7 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         generation=record.generation if record else manifest.generation if manifest else None,
         engine=f"{manifest.engine} ({manifest.engine_version})" if manifest else None,
         options=contents.options(manifest) if manifest else {},
-        rows=manifest.rows if manifest else rows,
+        rows=rows,
         files=len(lengths),
         bytes=sum(lengths),
         uncompressed=sum(told.uncompressed.values()) if told.columns else None,
@@ -231,6 +230,9 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         compression=", ".join(sorted(codecs)) or None,
         freshness=fresh.state if fresh else None,
         freshness_detail=fresh.detail if fresh else None,
+        versions_behind=fresh.versions_behind if fresh else None,
+        rows_behind=fresh.rows_behind if fresh else None,
+        source_freshness=above,
         verified=verified,
         verified_detail=detail,
         problems=tuple(problems),
@@ -283,11 +285,8 @@ def _splits(manifest: Manifest | None, footers: dict[str, Footer | StageError]) 
     return rows
 
 
-def _freshness(found: Target, request: InspectRequest) -> Freshness | None:
-    if found.record:
-        return freshness.of_copy(found.record.source, found.record.generation)
-    if not found.manifest:
-        return None
+def _freshness(found: Target, rows: int | None, request: InspectRequest) -> tuple[Freshness | None, Freshness | None]:
+    """How a target compares with its origin, and how a copy's export compares with its table."""
 
     def resolve(text: str) -> Snapshot:
         table = TableRef(text)
@@ -297,7 +296,10 @@ def _freshness(found: Target, request: InspectRequest) -> Freshness | None:
         finally:
             engine.close()
 
-    return freshness.of_export(found.manifest, resolve)
+    if found.record:
+        fresh, manifest = freshness.of_copy(found.record, found.manifest, rows)
+        return fresh, freshness.of_source(manifest, resolve) if manifest else None
+    return (freshness.of_export(found.manifest, resolve) if found.manifest else None), None
 
 
 def _age(timestamp: str | None) -> float | None:

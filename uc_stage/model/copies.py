@@ -89,6 +89,9 @@ class CachedCopy:
         freshness: `stale` where the source has another generation now, `unknown` where it did not tell in time; None
             where it was not asked.
         freshness_detail: what it has now, or why that is unknown.
+        rows: of the copy of an export, as its manifest tells.
+        versions_behind, rows_behind: how many versions of the table, and rows, the source has more now; None where
+            nothing tells.
     """
 
     path: str
@@ -105,6 +108,9 @@ class CachedCopy:
     variant: str = ""
     freshness: Literal["fresh", "stale", "unknown"] | None = None
     freshness_detail: str | None = None
+    rows: int | None = None
+    versions_behind: int | None = None
+    rows_behind: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
