@@ -276,7 +276,7 @@ def inspect(
     from uc_stage.progress import SILENT
 
     if target is None:
-        return inspection.list_copies(_cache_dir(cache_dir))
+        return inspection.look_at_node(_cache_dir(cache_dir), remote or os.environ.get("SPARK_REMOTE"), os.environ)
     request = InspectRequest(
         target=target,
         verify=verify,

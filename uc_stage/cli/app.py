@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -247,7 +248,8 @@ def inspect(
 ) -> int:
     """Shows what a table, an export, a copy, a folder or a file is and holds, and whether it is whole and fresh.
 
-    Without TARGET, lists the copies of this node: of what, how old, whether stale, who uses them, what room they leave.
+    Without TARGET, lists the copies of this node: of what, how old, whether stale, who uses them, what room they leave;
+    and says whether this machine can do the job, with what mends each thing that is not well.
     """
     from uc_stage import inspection
 
@@ -256,7 +258,7 @@ def inspect(
             raise InvalidRequest(
                 "`--verify`, `--diff`, `--version` and `--timestamp` need a TARGET", hint="name what to look at"
             )
-        return output.show("inspect", inspection.list_copies(cache_dir), json=json, quiet=quiet)
+        return output.show("inspect", inspection.look_at_node(cache_dir, remote, os.environ), json=json, quiet=quiet)
     pinned = version is not None or timestamp is not None
     if not (verify or pinned or diff is not None) and inspection.is_cache(target):
         return output.show("inspect", inspection.list_copies(target), json=json, quiet=quiet)

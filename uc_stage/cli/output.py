@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from uc_stage import __version__
-from uc_stage.cli import comparing, copies, inspecting
+from uc_stage.cli import comparing, copies, inspecting, node
 from uc_stage.cli.text import amount, duration, pairs, printable
 from uc_stage.errors import StageError, VerificationFailed
 from uc_stage.model import (
@@ -273,6 +273,8 @@ def _copies(report: CopiesReport) -> None:
         pairs(copies.listed(copy))
         print()
     print(printable(copies.room(report)))
+    if report.node:
+        node.render(report.node)
 
 
 def _prune(report: PruneReport, *, quiet: bool) -> None:

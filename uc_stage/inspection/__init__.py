@@ -12,6 +12,7 @@ from uc_stage.inspection import contents, freshness, wholeness
 from uc_stage.inspection.copies import is_cache
 from uc_stage.inspection.copies import run as list_copies
 from uc_stage.inspection.diff import Held, Side, compare
+from uc_stage.inspection.node import run as look_at_node
 from uc_stage.inspection.survey import Survey
 from uc_stage.inspection.verify import Check, verify
 from uc_stage.ipc import is_stream_name
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from uc_stage.model import DiffReport, Freshness, Problem, Snapshot
     from uc_stage.progress import Progress
 
-__all__ = ["diff", "is_cache", "list_copies", "run"]
+__all__ = ["diff", "is_cache", "list_copies", "look_at_node", "run"]
 
 # `catalog.schema.table`
 _NAME_DOTS = 2

@@ -61,6 +61,7 @@ from uc_stage.model.inspecting import (
     TargetKind,
 )
 from uc_stage.model.measuring import BenchReport, BenchRequest, Measurement, Requirement
+from uc_stage.model.node import FactState, NodeFact
 from uc_stage.model.tables import Field, TableRef, read_timestamp
 
 __all__ = [
@@ -89,6 +90,7 @@ __all__ = [
     "ExportPlan",
     "ExportReport",
     "ExportRequest",
+    "FactState",
     "Field",
     "FilesDiff",
     "Footers",
@@ -100,6 +102,7 @@ __all__ = [
     "Layout",
     "Loader",
     "Measurement",
+    "NodeFact",
     "Packed",
     "Pile",
     "PlannedSplit",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from uc_stage.model.node import NodeFact
 
 # Local NVMe on the platform; `caching` refuses the folder where somebody else prepared it.
 DEFAULT_CACHE_DIR = "/tmp/uc-stage"  # noqa: S108 - see above
@@ -178,13 +181,17 @@ class CacheReport:
 
 @dataclass(frozen=True, slots=True)
 class CopiesReport:
-    """The copies of this node, the least recently used first, and the room that they leave."""
+    """The copies of this node, the least recently used first, and the room that they leave.
+
+    `node` tells of the machine, where it was asked what that can do.
+    """
 
     cache_dir: str
     copies: tuple[CachedCopy, ...]
     bytes: int
     bytes_free: int
     in_memory: bool
+    node: tuple[NodeFact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
