@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
+import os
 from typing import TYPE_CHECKING
 
 from uc_stage.errors import InvalidRequest, NotFound
@@ -13,6 +15,7 @@ from uc_stage.inspection.copies import is_cache
 from uc_stage.inspection.copies import run as list_copies
 from uc_stage.inspection.diff import Held, Side, compare
 from uc_stage.inspection.node import run as look_at_node
+from uc_stage.inspection.settings import Here, settings
 from uc_stage.inspection.survey import Survey
 from uc_stage.inspection.verify import Check, verify
 from uc_stage.ipc import is_stream_name
@@ -204,7 +207,7 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
     fresh, above = _freshness(found, rows, request)
     listed = [found.entries[path] for path in data if path in found.entries]
     lengths = [entry.bytes for entry in listed]
-    return InspectReport(
+    report = InspectReport(
         target=request.target,
         kind=found.kind,
         source=record.source if record else manifest.source.table if manifest else None,
@@ -245,6 +248,7 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         extensions=contents.extensions(listed),
         folders=contents.folders(listed),
     )
+    return dataclasses.replace(report, loader=settings(report, Here.found(os.environ)))
 
 
 def _unkept(found: Target, whole: list[str], *, verify: bool) -> list[str]:

@@ -171,11 +171,16 @@ def _profiles(path: str) -> tuple[list[str], str | None, str | None]:
     return names, None, None
 
 
-def huggingface(environment: Mapping[str, str]) -> NodeFact:
-    """Where `datasets` writes its Arrow copies, and whether that is a disk of this machine."""
+def datasets_cache(environment: Mapping[str, str]) -> str:
+    """Where `datasets` writes its Arrow copies: https://huggingface.co/docs/datasets/cache."""
     cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
     home = environment.get("HF_HOME") or f"{cache}/huggingface"
-    path = os.path.abspath(os.path.expanduser(environment.get("HF_DATASETS_CACHE") or f"{home}/datasets"))
+    return os.path.abspath(os.path.expanduser(environment.get("HF_DATASETS_CACHE") or f"{home}/datasets"))
+
+
+def huggingface(environment: Mapping[str, str]) -> NodeFact:
+    """Where `datasets` writes its Arrow copies, and whether that is a disk of this machine."""
+    path = datasets_cache(environment)
     above = path
     while not os.path.isdir(above):
         above = os.path.dirname(above)

@@ -60,6 +60,7 @@ from uc_stage.model.inspecting import (
     Spread,
     TargetKind,
 )
+from uc_stage.model.loading import Framework, LoaderSettings, Snippet
 from uc_stage.model.measuring import BenchReport, BenchRequest, Measurement, Requirement
 from uc_stage.model.node import FactState, NodeFact
 from uc_stage.model.tables import Field, TableRef, read_timestamp
@@ -94,6 +95,7 @@ __all__ = [
     "Field",
     "FilesDiff",
     "Footers",
+    "Framework",
     "Freshness",
     "Holder",
     "InspectReport",
@@ -101,6 +103,7 @@ __all__ = [
     "Kept",
     "Layout",
     "Loader",
+    "LoaderSettings",
     "Measurement",
     "NodeFact",
     "Packed",
@@ -115,6 +118,7 @@ __all__ = [
     "RowsDiff",
     "SchemaDiff",
     "Snapshot",
+    "Snippet",
     "Source",
     "SplitShare",
     "Spread",

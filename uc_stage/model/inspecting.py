@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from uc_stage.model.loading import LoaderSettings
     from uc_stage.model.tables import Field
 
 
@@ -167,6 +168,8 @@ class InspectReport:
             cannot be reached from here; None for what has no origin.
         versions_behind, rows_behind: as `Freshness` has them, of the same comparison.
         source_freshness: of a copy's export against its table.
+        loader: how to read it here, by `torch` for uc-stage's own loader and `hf`; empty for what has no Parquet or
+            Arrow rows.
         verified: whether every file's bytes match what was recorded; None unless `verify` was asked.
         verified_detail: how many files were checked in which way.
         variant: the part of its source that a copy holds, as its record tells; empty for all of it.
@@ -212,3 +215,4 @@ class InspectReport:
     versions_behind: int | None = None
     rows_behind: int | None = None
     source_freshness: Freshness | None = None
+    loader: dict[str, LoaderSettings] = field(default_factory=dict)
