@@ -65,6 +65,8 @@ complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l quiet -s q -d 'Pr
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l debug -d 'Show tracebacks'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -s h -l help -d 'Show the help'
 complete -c uc-stage -n '__fish_seen_subcommand_from inspect' -l verify -d 'Read every file and compare it with its recorded hash'
+complete -c uc-stage -n '__fish_seen_subcommand_from inspect' -l diff -x -d 'Tell how OTHER differs from TARGET  schema, rows, files; t@v3 --diff t@v5'
+complete -c uc-stage -n '__fish_seen_subcommand_from inspect' -l snippet -x -d 'Print Python that reads TARGET, with its splits and settings, and nothing else'
 complete -c uc-stage -n '__fish_seen_subcommand_from inspect' -l cache-dir -r -d 'Cache folder of this node'
 complete -c uc-stage -n '__fish_seen_subcommand_from inspect' -l version -x -d 'Version of the table; also TABLE@vN'
 complete -c uc-stage -n '__fish_seen_subcommand_from inspect' -l timestamp -x -d 'The table'\''s newest version at that time, in ISO 8601'

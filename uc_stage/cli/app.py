@@ -17,6 +17,7 @@ from uc_stage.model import (
     BenchRequest,
     CacheRequest,
     CopyForm,
+    Framework,
     InspectRequest,
     PruneRequest,
 )
@@ -238,6 +239,14 @@ def inspect(
             help="Tell how OTHER differs from TARGET: schema, rows, files; t@v3 --diff t@v5.",
         ),
     ] = None,
+    snippet: Annotated[
+        Framework | None,
+        typer.Option(
+            "--snippet",
+            envvar="UC_STAGE_SNIPPET",
+            help="Print Python that reads TARGET, with its splits and settings, and nothing else.",
+        ),
+    ] = None,
     cache_dir: CacheDir = DEFAULT_CACHE_DIR,
     version: Version = None,
     timestamp: Timestamp = None,
@@ -254,17 +263,26 @@ def inspect(
     from uc_stage import inspection
 
     if target is None:
-        if verify or version is not None or timestamp is not None or diff is not None:
+        if verify or version is not None or timestamp is not None or diff is not None or snippet is not None:
             raise InvalidRequest(
-                "`--verify`, `--diff`, `--version` and `--timestamp` need a TARGET", hint="name what to look at"
+                "`--verify`, `--diff`, `--snippet`, `--version` and `--timestamp` need a TARGET",
+                hint="name what to look at",
             )
         return output.show("inspect", inspection.look_at_node(cache_dir, remote, os.environ), json=json, quiet=quiet)
     pinned = version is not None or timestamp is not None
-    if not (verify or pinned or diff is not None) and inspection.is_cache(target):
+    if not (verify or pinned or diff is not None or snippet is not None) and inspection.is_cache(target):
         return output.show("inspect", inspection.list_copies(target), json=json, quiet=quiet)
+    if diff is not None and snippet is not None:
+        raise InvalidRequest("`--diff` and `--snippet` are two answers", hint="ask for one of them")
     request = InspectRequest(target=target, verify=verify, version=version, timestamp=timestamp, remote=remote)
     with shown(quiet=quiet) as progress:
-        report = inspection.run(request, progress) if diff is None else inspection.diff(request, diff, progress)
+        report: output.Report
+        if diff is not None:
+            report = inspection.diff(request, diff, progress)
+        elif snippet is not None:
+            report = inspection.write_snippet(request, snippet, progress)
+        else:
+            report = inspection.run(request, progress)
     return output.show("inspect", report, json=json, quiet=quiet)
 
 

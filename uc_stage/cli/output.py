@@ -30,6 +30,7 @@ from uc_stage.model import (
     PrunePlan,
     PruneReport,
     Requirement,
+    Snippet,
 )
 from uc_stage.sizes import format_size
 
@@ -42,6 +43,7 @@ Report = (
     | InspectReport
     | CopiesReport
     | DiffReport
+    | Snippet
     | PrunePlan
     | PruneReport
     | BenchReport
@@ -197,6 +199,8 @@ def _render(report: Report, *, quiet: bool) -> None:
             _copies(report)
         case DiffReport():
             comparing.render(report)
+        case Snippet():
+            print(report.code, end="")
         case PrunePlan():
             for line in copies.prune_plan(report):
                 print(printable(line))

@@ -16,6 +16,7 @@ from uc_stage.inspection.copies import run as list_copies
 from uc_stage.inspection.diff import Held, Side, compare
 from uc_stage.inspection.node import run as look_at_node
 from uc_stage.inspection.settings import Here, settings
+from uc_stage.inspection.snippets import snippet
 from uc_stage.inspection.survey import Survey
 from uc_stage.inspection.verify import Check, verify
 from uc_stage.ipc import is_stream_name
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     from uc_stage.engines import Engine
     from uc_stage.errors import StageError
     from uc_stage.manifest import Manifest
-    from uc_stage.model import DiffReport, Freshness, Problem, Snapshot
+    from uc_stage.model import DiffReport, Framework, Freshness, Problem, Snapshot, Snippet
     from uc_stage.progress import Progress
 
-__all__ = ["diff", "is_cache", "list_copies", "look_at_node", "run"]
+__all__ = ["diff", "is_cache", "list_copies", "look_at_node", "run", "write_snippet"]
 
 # `catalog.schema.table`
 _NAME_DOTS = 2
@@ -72,6 +73,18 @@ def diff(request: InspectRequest, other: str, progress: Progress = SILENT) -> Di
         )
     sides = [_side(asked, progress) for asked in (request, InspectRequest(other, remote=request.remote))]
     return compare(*sides)
+
+
+def write_snippet(request: InspectRequest, framework: Framework, progress: Progress = SILENT) -> Snippet:
+    """Gives the code that reads a target by a framework, as it stands.
+
+    Raises:
+        InvalidRequest: a table, or nothing to read by rows. Unsupported: a column that `datasets` refuses.
+        Those of `run`.
+    """
+    if request.verify:
+        raise InvalidRequest("`--snippet` verifies nothing", hint=f"uc-stage inspect {request.target} --verify")
+    return snippet(run(request, progress), framework)
 
 
 def _side(request: InspectRequest, progress: Progress) -> Side:
