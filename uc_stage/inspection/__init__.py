@@ -57,7 +57,7 @@ def run(request: InspectRequest, progress: Progress = SILENT) -> InspectReport:
     found = _locate(request)
     if isinstance(found, TableRef):
         return _table(found, request, progress)
-    return _files(found, request, progress)
+    return _files(found, request, progress, fresh=True)
 
 
 def diff(request: InspectRequest, other: str, progress: Progress = SILENT) -> DiffReport:
@@ -84,15 +84,16 @@ def write_snippet(request: InspectRequest, framework: Framework, progress: Progr
     """
     if request.verify:
         raise InvalidRequest("`--snippet` verifies nothing", hint=f"uc-stage inspect {request.target} --verify")
-    return snippet(run(request, progress), framework)
+    return snippet(_side(request, progress).report, framework)
 
 
 def _side(request: InspectRequest, progress: Progress) -> Side:
+    """What a target is and holds, without a question to its origin, which may be far."""
     found = _locate(request)
     if isinstance(found, TableRef):
         held: dict[str, Held] = {}
         return Side.of_table(_table(found, request, progress, held), held)
-    return Side.of_files(_files(found, request, progress), found)
+    return Side.of_files(_files(found, request, progress, fresh=False), found)
 
 
 def _locate(request: InspectRequest) -> TableRef | Target:
@@ -173,7 +174,7 @@ def _engine(remote: str | None) -> Engine:
     return LocalEngine()
 
 
-def _files(found: Target, request: InspectRequest, progress: Progress) -> InspectReport:
+def _files(found: Target, request: InspectRequest, progress: Progress, *, fresh: bool) -> InspectReport:
     manifest, record = found.manifest, found.record
     recorded = record.files if record else manifest.files if manifest else None
     known = [file.path for file in recorded] if recorded is not None else list(found.entries)
@@ -217,7 +218,7 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
     codecs = {codec for column in told.columns for codec in column.compression}
     codecs |= {codec for footer in good for codec in footer.compression if is_stream_name(footer.path)}
     rows = manifest.rows if manifest else sum(footer.rows for footer in good) if good else None
-    fresh, above = _freshness(found, rows, request)
+    age, above = _freshness(found, rows, request) if fresh else (None, None)
     listed = [found.entries[path] for path in data if path in found.entries]
     lengths = [entry.bytes for entry in listed]
     report = InspectReport(
@@ -245,10 +246,10 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         row_group_bytes=told.row_group_bytes,
         file_bytes=spread(lengths),
         compression=", ".join(sorted(codecs)) or None,
-        freshness=fresh.state if fresh else None,
-        freshness_detail=fresh.detail if fresh else None,
-        versions_behind=fresh.versions_behind if fresh else None,
-        rows_behind=fresh.rows_behind if fresh else None,
+        freshness=age.state if age else None,
+        freshness_detail=age.detail if age else None,
+        versions_behind=age.versions_behind if age else None,
+        rows_behind=age.rows_behind if age else None,
         source_freshness=above,
         verified=verified,
         verified_detail=detail,
