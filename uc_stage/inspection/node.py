@@ -5,22 +5,22 @@ Each question is asked in a thread of its own for a bounded time, since any path
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-import tempfile
+import secrets
 from functools import partial
 from typing import TYPE_CHECKING
 
 from uc_stage.errors import StageError
 from uc_stage.inspection import copies, machine, platform
 from uc_stage.inspection.patience import Asked
-from uc_stage.locks import NO_LOCKS
 from uc_stage.model import CopiesReport, NodeFact
 from uc_stage.publish import locks_folder, refuse_unsafe_root
 from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 # What is asked of this machine alone, and of a server; the sources of copies take up to three seconds.
 _SECONDS = 1.5
@@ -143,21 +143,32 @@ def locks(root: str) -> NodeFact:
     if not os.access(above, os.W_OK | os.X_OK):
         hint = "choose a folder of your own with `--cache-dir`"
         return NodeFact("locks", "unknown", f"`{above}` cannot be written, so none was tried", hint)
-    with tempfile.NamedTemporaryFile(dir=above, prefix=".uc-stage-lock-") as mine, open(mine.name, "rb") as other:
-        try:
-            fcntl.flock(mine.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            try:
-                # As another process: a lock belongs to who opened the file.
-                fcntl.flock(other.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return NodeFact("locks", "ok", "a lock held here keeps others out", facts={"work": True})
-            text = "two at once got the same lock"
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            text = f"this file system has no locks: {error.strerror}"
+    path = os.path.join(above, f".uc-stage-lock-{secrets.token_hex(6)}")
+    text = "two at once got the same lock"
+    try:
+        with _opened(path, os.O_CREAT | os.O_EXCL) as mine:
+            fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # As another process would: a lock belongs to an open file.
+            with _opened(path) as other:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return NodeFact("locks", "ok", "a lock held here keeps others out", facts={"work": True})
+    except OSError as error:
+        text = f"no lock can be taken there: {error.strerror}"
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
     hint = "choose a folder on a local disk with `--cache-dir`: without locks, each process of the node copies"
     return NodeFact("locks", "bad", text, hint, {"work": False})
+
+
+@contextlib.contextmanager
+def _opened(path: str, flags: int = 0) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def shared_memory(path: str) -> NodeFact:
