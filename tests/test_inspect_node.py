@@ -191,6 +191,9 @@ def test_a_mount_that_hangs_is_told_of_and_waited_for_no_longer(
 ) -> None:
     monkeypatch.setattr(node, "_SECONDS", 0.6)
     monkeypatch.setattr(node, "_MOUNT_SECONDS", 0.2)
+    # Others may be mounted here.
+    real = [mount for mount in machine.mounts() if mount.path == volume.mount]
+    monkeypatch.setattr(machine, "mounts", lambda: real)
     volume.fault("/", run="sleep 4")
 
     hung = facts(tmp_path / "nvme", volumes=volume.mount)["volumes"]
@@ -199,13 +202,21 @@ def test_a_mount_that_hangs_is_told_of_and_waited_for_no_longer(
     assert (hung.state, hung.text) == ("bad", "did not answer in time")
     assert "mount" in str(hung.hint)
     assert (other.state, f"`{volume.mount}` does not answer (it hangs)" in other.text) == ("bad", True)
-    assert {"path": volume.mount, "kind": other.facts["mounts"][0]["kind"]} in other.facts["mounts"]
+    assert other.facts == {"mounts": [{"path": volume.mount, "kind": "fuse"}]}
 
 
-def test_a_mount_that_answers_is_well(volume: Volume, tmp_path: Path) -> None:
+def test_a_mount_that_answers_is_well_and_one_that_fails_is_not(
+    volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "mounts", lambda: [machine.Mount(volume.mount, "fuse")])
+
     found = facts(tmp_path / "nvme", volumes="/nowhere")["mounts"]
 
-    assert (found.state, volume.mount in found.text) == ("ok", True)
+    assert (found.state, found.text) == ("ok", f"{volume.mount} (fuse)")
+    gone = [machine.Mount(f"{volume.mount}/{name}", "nfs4") for name in ("a", "b")]
+    monkeypatch.setattr(machine, "mounts", lambda: gone)
+    wrong = facts(tmp_path / "nvme", volumes="/nowhere")["mounts"]
+    assert (wrong.state, "does not answer (No such file or directory), and 1 more" in wrong.text) == ("bad", True)
 
 
 def test_volumes_are_missed_on_a_databricks_runtime_alone(tmp_path: Path) -> None:
