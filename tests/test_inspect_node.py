@@ -194,7 +194,7 @@ def test_a_mount_that_hangs_is_told_of_and_waited_for_no_longer(
     # Others may be mounted here.
     real = [mount for mount in machine.mounts() if mount.path == volume.mount]
     monkeypatch.setattr(machine, "mounts", lambda: real)
-    volume.fault("/", run="sleep 4")
+    volume.fault("/", run="sleep 1.5")
 
     hung = facts(tmp_path / "nvme", volumes=volume.mount)["volumes"]
     other = facts(tmp_path / "nvme", volumes="/nowhere")["mounts"]
