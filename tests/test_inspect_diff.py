@@ -15,6 +15,7 @@ from tests.fixtures.exports import make_export, put_manifest
 from tests.fixtures.logs import add, field, inline_vector, metadata, protocol, remove, write_log
 from tests.fixtures.shell import uc_stage as command_line
 from uc_stage.errors import InvalidRequest, NotFound, VerificationFailed
+from uc_stage.inspection.diff import Side, compare
 from uc_stage.manifest import Manifest
 from uc_stage.model import Differing, DiffReport, Field, Retyped, RowsDiff
 
@@ -69,6 +70,16 @@ def test_a_data_file_whose_deleted_rows_are_others_is_changed(tmp_path: Path) ->
 
     assert (report.files.changed, report.files.same) == (("a",), 1)
     assert report.rows == RowsDiff(17, 16, -1)
+
+
+def test_an_engine_that_does_not_list_a_tables_files_leaves_them_uncompared(table: str) -> None:
+    """Spark tells how many there are, and not which."""
+    sides = [Side.of_table(uc_stage.inspect(f"{table}@v{version}"), {}) for version in (0, 1)]
+
+    report = compare(*sides)
+
+    assert (report.files.by, report.files.reason) == (None, "the engine does not list a table's files")
+    assert (report.same, report.rows.difference) == (False, 2000)
 
 
 def test_the_columns_of_two_versions_are_added_removed_retyped_and_reordered(tmp_path: Path) -> None:

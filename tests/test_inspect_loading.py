@@ -112,6 +112,7 @@ def test_a_snippet_reads_each_row_of_each_split_once_over_all_ranks(
 ) -> None:
     code = uc_stage.inspect(export, snippet=framework).code
     splits = uc_stage.inspect(export).splits
+    assert [line for line in code.splitlines() if len(line) > 120 and "port" not in line] == []
 
     for split, rows in splits.items():
         found = [ids(run(code, rank, 2), split) for rank in range(2)]
@@ -247,6 +248,21 @@ def test_pictures_are_decoded_by_workers(tmp_path: Path) -> None:
 
     assert "num_workers=1, prefetch_factor=2, persistent_workers=True" in code
     assert (done.returncode, done.stdout) == (0, f"{list(range(40))}\n"), done.stderr
+
+
+def test_a_wide_dataset_with_times_is_read_by_hugging_face_too(
+    tmp_path: Path, run: Callable[..., dict[str, Any]]
+) -> None:
+    wide = {f"a column's {number}": [1.0, 2.0] for number in range(40)}
+    times = pa.array([dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)] * 2)
+    pq.write_table(pa.table({"id": [1, 2], "at": times, **wide}), tmp_path / "a.parquet")
+
+    found = run(uc_stage.inspect(str(tmp_path / "a.parquet"), snippet="hf").code)
+    (batch,) = found["loader"](None, shuffle=False)
+
+    assert sorted(batch) == sorted(["id", "at", *wide])
+    assert batch["a column's 39"].tolist() == [1.0, 2.0]
+    assert batch["at"] == times.to_pylist()
 
 
 def test_nulls_are_allowed_for_where_a_tensor_has_no_place_for_them(export: str, tmp_path: Path) -> None:

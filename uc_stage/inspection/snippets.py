@@ -118,6 +118,18 @@ def _python(text: str | None) -> str:
     return f'"{written[1:-1]}"' if written[0] == "'" and '"' not in text and "\\'" not in written else written
 
 
+def _listed(names: list[str]) -> str:
+    """A list of texts as Python, over several lines where it is long."""
+    lines = [""]
+    for written in map(_python, names):
+        if lines[-1] and len(lines[-1]) + len(written) > _WIDTH:
+            lines.append("")
+        lines[-1] += f"{', ' if lines[-1] else ''}{written}"
+    if len(lines) == 1:
+        return f"[{lines[0]}]"
+    return "\n".join(["[", *(f"        {line}," for line in lines), "    ]"])
+
+
 def _calls(target: _Target, body: str) -> str:
     """What reads each split once: the first one for training, the others in their order."""
     first, *others = target.splits
@@ -234,11 +246,10 @@ def _hf(target: _Target) -> str:
             hint=f"export the table with --exclude-columns {refused[0]}, or use --snippet torch",
         )
     plain = [field.name for field in report.schema if not _NO_TENSORS.search(field.type)]
-    given = ""
+    columns = given = ""
     if len(plain) < len(report.schema):
-        # Times and decimals come as Python's own.
-        listed = ", ".join(_python(name) for name in plain)
-        given = f", columns=[{listed}], output_all_columns=True"
+        columns = f"    # `datasets` makes no tensors of times and decimals.\n    columns = {_listed(plain)}\n"
+        given = ", columns=columns, output_all_columns=True"
     streaming = target.settings.loader.endswith("streaming")
     # A node's shard is shared out over that node's ranks alone.
     rank, size = ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if _SHARD.search(report.variant) else ("RANK", "WORLD_SIZE")
@@ -250,9 +261,7 @@ def _hf(target: _Target) -> str:
 """
     if streaming:
         imports = "from datasets.distributed import split_dataset_by_node\nfrom torch.utils.data import DataLoader"
-        plain_only = ""
-        if given:
-            plain_only = f".select_columns([{', '.join(_python(name) for name in plain)}])"
+        plain_only = ".select_columns(columns)" if given else ""
         make = f"""    # Ranks may have one batch more than others.
     data = split_dataset_by_node(data{plain_only}, rank=RANK, world_size=WORLD_SIZE)
     if shuffle:
@@ -281,7 +290,7 @@ RANK, WORLD_SIZE = int(os.environ.get("{rank}", "0")), int(os.environ.get("{size
 
 
 def loader(split, shuffle):
-{load}{make}
+{load}{columns}{make}
 
 if __name__ == "__main__":
 {_calls(target, body)}
