@@ -39,7 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def facts(root: Path, environment: dict[str, str] | None = None, **places: Any) -> dict[str, NodeFact]:
-    report = node.run(str(root), None, environment or {}, **places)
+    report = node.run(str(root), None, environment or {}, **{"seconds": 30, **places})
     assert [fact.name for fact in report.node] == NAMES
     return {fact.name: fact for fact in report.node}
 
@@ -126,7 +126,7 @@ def test_a_cache_folder_that_is_a_link_is_told_of_and_not_written_to(tmp_path: P
     (tmp_path / "theirs").mkdir()
     (tmp_path / "nvme").symlink_to(tmp_path / "theirs")
 
-    report = node.run(str(tmp_path / "nvme"), None, {})
+    report = node.run(str(tmp_path / "nvme"), None, {}, seconds=30)
 
     found = {fact.name: fact for fact in report.node}
     assert (report.copies, found["cache_folder"].state, found["locks"].state) == ((), "bad", "unknown")
@@ -189,15 +189,14 @@ def test_a_volume_that_is_mounted_is_listed(volume: Volume, tmp_path: Path) -> N
 def test_a_mount_that_hangs_is_told_of_and_waited_for_no_longer(
     volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "_SECONDS", 0.6)
     monkeypatch.setattr(node, "_MOUNT_SECONDS", 0.2)
     # Others may be mounted here.
     real = [mount for mount in machine.mounts() if mount.path == volume.mount]
     monkeypatch.setattr(machine, "mounts", lambda: real)
     volume.fault("/", run="sleep 1.5")
 
-    hung = facts(tmp_path / "nvme", volumes=volume.mount)["volumes"]
-    other = facts(tmp_path / "nvme", volumes="/nowhere")["mounts"]
+    hung = facts(tmp_path / "nvme", seconds=0.5, volumes=volume.mount)["volumes"]
+    other = node.mounts("/nowhere")
 
     assert (hung.state, hung.text) == ("bad", "did not answer in time")
     assert "mount" in str(hung.hint)

@@ -42,6 +42,7 @@ def run(
     remote: str | None,
     environment: Mapping[str, str],
     *,
+    seconds: float = _SECONDS,
     volumes: str = "/Volumes",
     shared: str = "/dev/shm",  # noqa: S108 - the kernel's name for it, of which nothing is opened
 ) -> CopiesReport:
@@ -66,7 +67,7 @@ def run(
     listing = Asked({"": partial(_listed, root)})
     server = Asked({"engine_spark": partial(platform.spark_engine, remote)})
     asked = Asked({name: partial(_told, name, ask) for name, ask in questions.items()})
-    found = asked.answers(_SECONDS) | server.answers(_SERVER_SECONDS if remote else _SECONDS)
+    found = asked.answers(seconds) | server.answers(_SERVER_SECONDS if remote else seconds)
     listed = listing.answers(_COPIES_SECONDS).get("") or CopiesReport(root, (), 0, 0, in_memory=False)
     names = list(questions)
     names.insert(names.index("runtime"), "engine_spark")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # What `datasets` cannot make tensors of, wherever in a column it stands; it gives the values themselves.
 _NO_TENSORS = re.compile(r"\b(?:timestamp|date32|date64|time32|time64|duration|decimal\w*)\b")
 # What it cannot load at all.
-_NO_DATASET = re.compile(r"\bmap<")
+_NO_DATASET = re.compile(r"\bmap<|extension<arrow\.uuid>")
 _SHARD = re.compile(r"(?:^| )shard=")
 _EPOCHS = 1
 _ORDER = ("train", "validation", "test")
@@ -239,11 +239,11 @@ if __name__ == "__main__":
 
 def _hf(target: _Target) -> str:
     report = target.report
-    refused = [field.name for field in report.schema if _NO_DATASET.search(field.type)]
-    if refused and not _is_arrow(report):
+    refused = next((field for field in report.schema if _NO_DATASET.search(field.type)), None)
+    if refused is not None and not _is_arrow(report):
         raise Unsupported(
-            f"`datasets` loads no Parquet with a map, such as `{refused[0]}`",
-            hint=f"export the table with --exclude-columns {refused[0]}, or use --snippet torch",
+            f"`datasets` loads no Parquet with a column such as `{refused.name}`: {refused.type}",
+            hint=f"export the table with --exclude-columns {refused.name}, or use --snippet torch",
         )
     plain = [field.name for field in report.schema if not _NO_TENSORS.search(field.type)]
     columns = given = ""
