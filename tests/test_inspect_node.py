@@ -304,10 +304,8 @@ def test_fewer_processors_than_ranks_are_not_well(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(machine, "cpus", lambda: machine.Cpus(16, 16, 4.0))
 
     assert node.cpus({}).text == "4 to use of 16, control group's limit 4"
-    few = node.cpus({"LOCAL_WORLD_SIZE": "8"})
-    assert (few.state, few.text.endswith("for 8 ranks"), node.cpus({"LOCAL_WORLD_SIZE": "4"}).state) == (
-        "bad", True, "ok",
-    )  # fmt: skip
+    few, enough = (node.cpus({"WORLD_SIZE": "64", "LOCAL_WORLD_SIZE": ranks}) for ranks in ("8", "4"))
+    assert (few.state, few.text.endswith("for 8 ranks"), enough.state) == ("bad", True, "ok")
 
 
 @given(soft=st.integers(-1, 2000), more=st.integers(0, 10**6))

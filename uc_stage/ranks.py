@@ -39,6 +39,14 @@ def read_rank(environment: Mapping[str, str] | None = None) -> int | None:
     return next((int(text) for text in told if text.isascii() and text.isdigit()), None)
 
 
+def read_world_size(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
+    """How many ranks the job has, and how many of them this node; 1 where no launcher tells."""
+    found = os.environ if environment is None else environment
+    told = [found.get(name, "").strip() for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+    world, local = (max(1, int(text)) if _NUMBER.fullmatch(text) else 1 for text in told)
+    return world, min(local, world)
+
+
 def reader_of(
     rank: int | None,
     world_size: int | None,

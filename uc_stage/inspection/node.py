@@ -17,6 +17,7 @@ from uc_stage.inspection import copies, machine, platform
 from uc_stage.inspection.patience import Asked
 from uc_stage.model import CopiesReport, NodeFact
 from uc_stage.publish import locks_folder, refuse_unsafe_root
+from uc_stage.ranks import read_world_size
 from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:
@@ -206,8 +207,7 @@ def cpus(environment: Mapping[str, str]) -> NodeFact:
     text = f"{found.usable:,} to use"
     if found.usable < found.machine:
         text += f" of {found.machine:,}" + (f", control group's limit {found.limit:g}" if found.limit else "")
-    told = environment.get("LOCAL_WORLD_SIZE", "")
-    ranks = int(told) if told.isascii() and told.isdigit() else 0
+    _, ranks = read_world_size(environment)
     if ranks > found.usable:
         hint = "give the container more processors, or start fewer ranks"
         return NodeFact("cpus", "bad", f"{text}, for {ranks:,} ranks", hint, facts | {"ranks": ranks})
@@ -242,7 +242,8 @@ def volume(path: str, environment: Mapping[str, str]) -> NodeFact:
         return NodeFact("volumes", "bad", f"`{path}` cannot be listed: {error.strerror}", hint, facts)
     kind = machine.room(path).kind
     facts |= {"kind": kind, "entries": names}
-    return NodeFact("volumes", "ok", f"{path}: {kind or 'unknown kind'}, {names:,} entries", facts=facts)
+    held = f"{names:,} {'entry' if names == 1 else 'entries'}"
+    return NodeFact("volumes", "ok", f"{path}: {kind or 'unknown kind'}, {held}", facts=facts)
 
 
 def mounts(but: str) -> NodeFact:

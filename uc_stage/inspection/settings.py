@@ -11,6 +11,7 @@ from uc_stage.inspection.patience import Asked
 from uc_stage.inspection.platform import datasets_cache
 from uc_stage.loaders.sizes import AHEAD_BYTES, THREADS, mixed_bytes
 from uc_stage.model import LoaderSettings
+from uc_stage.ranks import read_world_size
 from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ class Here:
     def found(cls, environment: Mapping[str, str]) -> Here:
         """What the machine and the environment tell."""
         room = Asked({"": lambda: _room(datasets_cache(environment))}).answers(_ASK_SECONDS)
-        ranks, local = (_number(environment, name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-        return cls(machine.cpus().usable, ranks, min(local, ranks), room.get(""))
+        return cls(machine.cpus().usable, *read_world_size(environment), room.get(""))
 
 
 def settings(report: InspectReport, here: Here) -> dict[str, LoaderSettings]:
@@ -191,11 +191,6 @@ def _hf(facts: _Facts) -> LoaderSettings:
 def _together(facts: _Facts, size: int, workers: int) -> str:
     count = facts.here.local_ranks * max(1, workers)
     return f"; {format_size(size * count)} for {count:,} processes here" if count > 1 else ""
-
-
-def _number(environment: Mapping[str, str], name: str) -> int:
-    text = environment.get(name, "").strip()
-    return max(1, int(text)) if text.isascii() and text.isdigit() else 1
 
 
 def _room(path: str) -> int | None:
