@@ -111,7 +111,7 @@ def test_a_signal_in_the_middle_of_a_conversion_leaves_no_half_of_a_file(volume:
         "from uc_stage import crew\nfrom uc_stage.forms import arrow\ncrew._JOIN_SECONDS = 0.1\n"
         "def late(path, parts, out):\n"
         "    out.write(b'a half')\n"
-        "    print('half', file=sys.stderr, flush=True)\n"
+        "    sys.stderr.write('half\\n')\n"
         "    time.sleep(1)\n"
         "    while True: out.write(b'more')\n"
         "arrow._write = late\n"

@@ -30,9 +30,10 @@ from uc_stage import caching
 from uc_stage.model import CacheRequest
 from uc_stage.transfer import ranges
 class Notes:
-    def phase(self, name, *, total=None, unit="bytes"): print(name, file=sys.stderr, flush=True)
+    # Each a line in one piece, from whatever thread.
+    def phase(self, name, *, total=None, unit="bytes"): sys.stderr.write(f"{name}\\n")
     def advance(self, amount): pass
-    def note(self, message): print(message, file=sys.stderr, flush=True)
+    def note(self, message): sys.stderr.write(f"{message}\\n")
 ranges.RANGE_BYTES = 64 * 1024
 jobs = 4
 exec(sys.argv[3])

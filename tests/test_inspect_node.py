@@ -449,10 +449,11 @@ def test_credentials_that_cannot_work_or_that_others_can_read_are_not_well(home:
 def test_the_place_of_the_arrow_copies_of_datasets_is_that_of_datasets_itself(
     tmp_path: Path, home: Path, volume: Volume
 ) -> None:
-    assert platform.datasets_cache({}) == f"{home}/.cache/huggingface/datasets"
-    assert platform.datasets_cache({"XDG_CACHE_HOME": "/x"}) == "/x/huggingface/datasets"
-    assert platform.datasets_cache({"HF_HOME": "/h", "XDG_CACHE_HOME": "/x"}) == "/h/datasets"
-    assert platform.datasets_cache({"HF_HOME": "/h", "HF_DATASETS_CACHE": "~/d"}) == f"{home}/d"
+    assert platform.datasets_cache({}) == (f"{home}/.cache/huggingface/datasets", "")
+    assert platform.datasets_cache({"XDG_CACHE_HOME": "/x"}) == ("/x/huggingface/datasets", "")
+    assert platform.datasets_cache({"HF_HOME": "/h", "XDG_CACHE_HOME": "/x"}) == ("/h/datasets", "HF_HOME")
+    both = {"HF_HOME": "/h", "HF_DATASETS_CACHE": "~/d"}
+    assert platform.datasets_cache(both) == (f"{home}/d", "HF_DATASETS_CACHE")
 
     remote = platform.huggingface({"HF_HOME": volume.mount})
     assert (remote.state, remote.facts["variable"]) == ("bad", "HF_HOME")

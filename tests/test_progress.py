@@ -96,6 +96,19 @@ def test_a_log_gets_a_line_while_a_phase_lasts(
     assert any(re.fullmatch(r"write: 0\.\d\d s, 2,000 rows of 2,000 rows \(100%\), .*", line) for line in said)
 
 
+def test_notes_of_many_threads_are_lines_of_their_own() -> None:
+    program = (
+        "import sys, threading\nfrom uc_stage.cli.progress import shown\nsys.setswitchinterval(1e-6)\n"
+        "with shown(quiet=False) as lines:\n"
+        "    work = lambda: [lines.note('fetching it again') for _ in range(500)]\n"
+        "    threads = [threading.Thread(target=work) for _ in range(8)]\n"
+        "    [thread.start() for thread in threads]\n"
+        "    [thread.join() for thread in threads]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.splitlines() == ["fetching it again"] * 4000
+
+
 def test_quiet_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.shown(quiet=True) as nobody:
         nobody.phase("copy", total=1)

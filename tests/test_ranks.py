@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from uc_stage.errors import InvalidRequest
-from uc_stage.ranks import parse_shard, read_rank, read_world_size
+from uc_stage.ranks import parse_shard, read_rank, read_ranks
 
 
 @pytest.mark.parametrize(
@@ -118,4 +118,4 @@ def test_a_share_is_a_rank_and_a_number_of_nodes() -> None:
 def test_the_ranks_of_a_job_and_of_its_node_are_those_that_a_launcher_tells(
     environment: dict[str, str], told: tuple[int, int]
 ) -> None:
-    assert read_world_size(environment) == told
+    assert read_ranks(environment) == told

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark_export import export, leftovers, rows_of
+from uc_stage.engines import spark
 from uc_stage.engines.spark import SparkEngine
 from uc_stage.engines.spark import session as spark_connection
 from uc_stage.engines.spark import table as spark_table
@@ -178,9 +179,18 @@ def test_files_are_as_many_as_planned_however_spark_reads_the_table(
     for files in (1, 2, 5):
         done = export(engine, path, tmp_path / f"out {files}", files=files)
         assert (len(done.names), done.rows) == (files, 3000)
-    # As where Spark's own count of its partitions misleads.
-    monkeypatch.setattr(SparkEngine, "_is_read_in", lambda *_: True)
+    # As where the table's files are much less alike than it seems.
+    monkeypatch.setattr(spark, "_likely_partitions", lambda *_: 14)
     assert len(export(engine, path, tmp_path / "more", files=7).names) == 7
+
+
+@pytest.mark.parametrize(
+    ("files", "megabytes", "partitions"), [(4, 92, 4), (4, 131, 5), (100, 12, 13), (1, 1024, 8), (1, 1, 1), (0, 0, 0)]
+)
+def test_partitions_are_foreseen_as_spark_makes_them_of_files_of_one_size(
+    files: int, megabytes: int, partitions: int
+) -> None:
+    assert spark._likely_partitions(files * megabytes * 1024**2, files) == partitions
 
 
 def test_few_rows_fill_every_file_that_was_planned(engine: SparkEngine, spark_session: Any, tmp_path: Path) -> None:

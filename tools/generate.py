@@ -21,6 +21,7 @@ import typer.main
 
 from uc_stage.cli import codes
 from uc_stage.cli.app import app
+from uc_stage.inspection.rules import RULES
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -210,6 +211,47 @@ def filled(readme: str) -> str:
     return re.sub(r"<!-- begin ([^>]*?) -->.*?<!-- end \1 -->", fill, readme, flags=re.DOTALL)
 
 
+def rules_page() -> str:
+    """The page of the rules of `inspect`, with the why of each."""
+    themes = {
+        "1": "Rows that are wrong",
+        "2": "Jobs that die or hang",
+        "3": "Time that is lost",
+        "4": "As well to know",
+    }
+    lines = [
+        "# Rules",
+        "",
+        "What `uc-stage inspect` looks for, generated from `uc_stage/inspection/rules.py`. An id never changes its",
+        "meaning. `--ignore UCS303` leaves a rule out, and `--fail-on wrong` or `--fail-on warn` exits 20 where one of",
+        "that severity, or a worse one, says something.",
+        "",
+        "- **wrong**: rows are wrong or missing in silence, or cannot be read.",
+        "- **warn**: a job may die, hang or wait.",
+        "- **info**: as well to know.",
+        "",
+        "Of a table the rules tell what a reader of its files would meet. An export by the defaults of an ordinary",
+        "table gets no advice.",
+        "",
+        "| rule | severity | what it finds |",
+        "|---|---|---|",
+        *(f"| [{rule.id}](#{rule.id.lower()}) | {rule.severity} | {rule.title} |" for rule in RULES),
+    ]
+    for theme, title in themes.items():
+        lines += ["", f"## {title}"]
+        for rule in RULES:
+            if rule.id[3] == theme:
+                lines += ["", f"### {rule.id}", "", f"**{rule.title}** ({rule.severity}). {rule.why}"]
+                lines += [f"\nTo mend it: {rule.fix}."] if rule.fix else []
+                lines += [f"\nReports: {', '.join(map(_report, rule.reports))}."] if rule.reports else []
+    return "\n".join([*lines, ""])
+
+
+def _report(text: str) -> str:
+    repository, _, number = text.partition("#")
+    return f"[{text}](https://github.com/{repository}/issues/{number})"
+
+
 def generated() -> dict[str, str]:
     """Every generated file by its path below the project."""
     tree = commands()
@@ -218,6 +260,7 @@ def generated() -> dict[str, str]:
         "completions/_uc-stage": zsh(tree),
         "completions/uc-stage.fish": fish(tree),
         "README.md": filled((ROOT / "README.md").read_text(encoding="utf-8")),
+        "docs/rules.md": rules_page(),
     }
 
 
@@ -227,6 +270,7 @@ def main() -> int:
     for path, text in generated().items():
         before = (ROOT / path).read_text(encoding="utf-8") if (ROOT / path).exists() else ""
         if "--check" not in sys.argv:
+            (ROOT / path).parent.mkdir(exist_ok=True)
             (ROOT / path).write_text(text, encoding="utf-8")
         elif before != text:
             drifted = 1
@@ -251,13 +295,14 @@ def _flag(parameter: Any, values: dict[str, tuple[str, ...]]) -> Flag:
 
 
 def _values(command: Any) -> dict[str, tuple[str, ...]]:
-    """The values of the parameters that are a `Literal`, by the parameter's name."""
+    """The values of the parameters that are a `Literal`, perhaps an optional one, by the parameter's name."""
     found = {}
     for name, hint in typing.get_type_hints(
         command.callback.__wrapped__ if hasattr(command.callback, "__wrapped__") else command.callback
     ).items():
-        if typing.get_origin(hint) is Literal:
-            found[name] = typing.get_args(hint)
+        for one in (hint, *typing.get_args(hint)):
+            if typing.get_origin(one) is Literal:
+                found[name] = typing.get_args(one)
     return found
 
 

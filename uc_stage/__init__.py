@@ -7,7 +7,7 @@ The four steps as functions, for a training script or a function that a launcher
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from uc_stage import errors
 
@@ -258,6 +258,8 @@ def inspect(
     version: int | None = None,
     timestamp: str | None = None,
     remote: str | None = None,
+    world_size: int | None = None,
+    batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Snippet: ...
 @overload
@@ -271,6 +273,11 @@ def inspect(
     version: int | None = None,
     timestamp: str | None = None,
     remote: str | None = None,
+    world_size: int | None = None,
+    workers: int | None = None,
+    batch_size: int | None = None,
+    fail_on: Literal["wrong", "warn"] | None = None,
+    ignore: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> InspectReport: ...
 @overload
@@ -285,6 +292,11 @@ def inspect(
     version: int | None = None,
     timestamp: str | None = None,
     remote: str | None = None,
+    world_size: int | None = None,
+    workers: int | None = None,
+    batch_size: int | None = None,
+    fail_on: Literal["wrong", "warn"] | None = None,
+    ignore: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> InspectReport | DiffReport | Snippet | CopiesReport:
     """Tells what a table, an export, a copy, a folder or a file is and holds, as `uc-stage inspect` does.
@@ -299,6 +311,11 @@ def inspect(
         timestamp: ISO 8601; of a table, the newest version at that time.
         remote: a Spark Connect server for a table that has a catalog's name; without it, `SPARK_REMOTE` in the
             environment.
+        world_size: ranks that will read it; without it, what the launcher tells in `WORLD_SIZE`.
+        workers: of each rank's loader.
+        batch_size: rows of a batch; without it 256.
+        fail_on: what is as severe, or more, is in `report.failing`.
+        ignore: the ids of rules to leave out.
         progress: who is told of progress; nobody by default.
 
     Raises:
@@ -319,6 +336,11 @@ def inspect(
         version=version,
         timestamp=timestamp,
         remote=remote or os.environ.get("SPARK_REMOTE"),
+        world_size=world_size,
+        workers=workers,
+        batch_size=batch_size,
+        fail_on=fail_on,
+        ignore=_patterns(ignore),
     )
     if diff is not None and snippet is not None:
         raise InvalidRequest("`diff` and `snippet` are two answers", hint="ask for one of them")

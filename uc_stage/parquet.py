@@ -139,6 +139,17 @@ def read_metadata(folder: Folder, path: str) -> Any:
         return pq.read_metadata(pa.BufferReader(MAGIC + data))
 
 
+def read_schema(folder: Folder, path: str) -> Any:
+    """Reads one file's columns as a `pyarrow.Schema`, its extension types too. Raises as `read_footer`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    whole = folder.locate(path)
+    data, _ = _read_tail(folder, path)
+    with translated(whole), understood(whole):
+        return pq.read_schema(pa.BufferReader(MAGIC + data))
+
+
 def _check_chunks(whole: str, footer: Footer, size: int) -> None:
     hidden: dict[str, None] = {}
     for group in footer.chunks:

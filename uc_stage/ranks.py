@@ -39,12 +39,18 @@ def read_rank(environment: Mapping[str, str] | None = None) -> int | None:
     return next((int(text) for text in told if text.isascii() and text.isdigit()), None)
 
 
-def read_world_size(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
+def read_world_size(environment: Mapping[str, str]) -> int | None:
+    """How many ranks the launcher tells of; None where it tells nothing, or of none."""
+    told = environment.get("WORLD_SIZE", "").strip()
+    return int(told) or None if _NUMBER.fullmatch(told) else None
+
+
+def read_ranks(environment: Mapping[str, str]) -> tuple[int, int]:
     """How many ranks the job has, and how many of them this node; 1 where no launcher tells."""
-    found = os.environ if environment is None else environment
-    told = [found.get(name, "").strip() for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")]
-    world, local = (max(1, int(text)) if _NUMBER.fullmatch(text) else 1 for text in told)
-    return world, min(local, world)
+    world = read_world_size(environment) or 1
+    told = environment.get("LOCAL_WORLD_SIZE", "").strip()
+    local = int(told) if _NUMBER.fullmatch(told) else 1
+    return world, max(1, min(local, world))
 
 
 def reader_of(

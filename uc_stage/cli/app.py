@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -214,7 +214,7 @@ def cache(
 
 @app.command(
     short_help="Show what a dataset is, and whether it is whole",
-    epilog=codes.epilog("uc-stage inspect /Volumes/main/sales/train/orders --verify", 10, 12, 13, 15, 16),
+    epilog=codes.epilog("uc-stage inspect /Volumes/main/sales/train/orders --verify", 10, 12, 13, 15, 16, 20),
 )
 def inspect(
     target: Annotated[
@@ -247,6 +247,38 @@ def inspect(
             help="Print Python that reads TARGET, with its splits and settings, and nothing else.",
         ),
     ] = None,
+    world_size: Annotated[
+        int | None,
+        typer.Option(
+            "--world-size",
+            envvar="UC_STAGE_WORLD_SIZE",
+            metavar="N",
+            min=1,
+            help="Ranks that will read it; without it, what the launcher tells.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", envvar="UC_STAGE_WORKERS", metavar="N", min=0, help="Workers of each rank's loader."),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size", envvar="UC_STAGE_BATCH_SIZE", metavar="N", min=1, help="Rows of a batch; without it 256."
+        ),
+    ] = None,
+    fail_on: Annotated[
+        Literal["wrong", "warn"] | None,
+        typer.Option(
+            "--fail-on", envvar="UC_STAGE_FAIL_ON", help="Exit 20 where a rule says something as severe, or more."
+        ),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ignore", envvar="UC_STAGE_IGNORE", metavar="RULE", help="Leave out a rule, such as UCS303; repeatable."
+        ),
+    ] = None,
     cache_dir: CacheDir = DEFAULT_CACHE_DIR,
     version: Version = None,
     timestamp: Timestamp = None,
@@ -257,24 +289,40 @@ def inspect(
 ) -> int:
     """Shows what a table, an export, a copy, a folder or a file is and holds, and whether it is whole and fresh.
 
+    Tells what it will do to a training, the worst first, and how to mend it; docs/rules.md has the rules.
+
     Without TARGET, lists the copies of this node: of what, how old, whether stale, who uses them, what room they leave;
     and says whether this machine can do the job, with what mends each thing that is not well.
     """
     from uc_stage import inspection
 
     if target is None:
-        if verify or version is not None or timestamp is not None or diff is not None or snippet is not None:
+        needing = (diff, snippet, version, timestamp, fail_on)
+        if verify or any(given is not None for given in needing):
             raise InvalidRequest(
-                "`--verify`, `--diff`, `--snippet`, `--version` and `--timestamp` need a TARGET",
+                "`--verify`, `--diff`, `--snippet`, `--version`, `--timestamp` and `--fail-on` need a TARGET",
                 hint="name what to look at",
             )
         return output.show("inspect", inspection.look_at_node(cache_dir, remote, os.environ), json=json, quiet=quiet)
-    pinned = version is not None or timestamp is not None
-    if not (verify or pinned or diff is not None or snippet is not None) and inspection.is_cache(target):
+    special = verify or any(given is not None for given in (diff, snippet, version, timestamp, fail_on))
+    if not special and inspection.is_cache(target):
         return output.show("inspect", inspection.list_copies(target), json=json, quiet=quiet)
     if diff is not None and snippet is not None:
         raise InvalidRequest("`--diff` and `--snippet` are two answers", hint="ask for one of them")
-    request = InspectRequest(target=target, verify=verify, version=version, timestamp=timestamp, remote=remote)
+    if fail_on is not None and (diff is not None or snippet is not None):
+        raise InvalidRequest("`--fail-on` is for what `inspect` says of TARGET alone", hint="ask for it by itself")
+    request = InspectRequest(
+        target=target,
+        verify=verify,
+        version=version,
+        timestamp=timestamp,
+        remote=remote,
+        world_size=world_size,
+        workers=workers,
+        batch_size=batch_size,
+        fail_on=fail_on,
+        ignore=tuple(ignore or ()),
+    )
     with shown(quiet=quiet) as progress:
         report: output.Report
         if diff is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from uc_stage.cli import copies
@@ -19,6 +20,9 @@ _BAR = 30
 _BINS = 6
 _PILES = 8
 _PROBLEMS = 10
+_ADVICE = 8
+_RULES = 5
+_SEVERITIES = ("wrong", "warn", "info")
 # On a terminal at least so many columns are shown, however low it is.
 _COLUMNS = 8
 _BYTES = {"file_bytes", "row_group_bytes"}
@@ -37,6 +41,7 @@ def render(report: InspectReport) -> None:
     if report.schema:
         _schema(report, len(facts) + len(picture) + len(piles))
     _problems(report)
+    _advice(report)
 
 
 def _facts(report: InspectReport) -> list[tuple[str, str]]:
@@ -146,7 +151,9 @@ def _schema(report: InspectReport, above: int) -> None:
     print(f"\nschema ({amount(len(report.schema), 'columns')})")
     room = len(report.schema)
     if sys.stdout.isatty():
-        room = max(_COLUMNS, shutil.get_terminal_size().lines - above - len(report.problems) - 6)
+        room = max(
+            _COLUMNS, shutil.get_terminal_size().lines - above - len(report.problems) - 2 * len(report.advice) - 8
+        )
     leaves: dict[str, list[Column]] = {}
     for column in report.columns:
         leaves.setdefault(column.column, []).append(column)
@@ -202,15 +209,45 @@ def _joined(words: Any, most: int) -> str:
     return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
+def failure(report: InspectReport) -> dict[str, Any]:
+    """The error that a report amounts to by `--fail-on`, as the JSON's `errors` hold it."""
+    counts = Counter(one.rule for one in report.failing)
+    rules = [f"{rule} ({count:,} times)" if count > 1 else rule for rule, count in counts.items()]
+    shown = ", ".join(rules[:_RULES]) + (f" and {len(rules) - _RULES} more" if len(rules) > _RULES else "")
+    found = f"{'a finding' if len(report.failing) == 1 else f'{len(report.failing):,} findings'}"
+    return {
+        "code": "advice",
+        "message": f"`{report.target}` has {found} that `--fail-on {report.fail_on}` does not let pass: {shown}",
+        "hint": f"mend what is told above, or leave a rule out: --ignore {report.failing[0].rule}",
+        "exit_code": 20,
+    }
+
+
 def _problems(report: InspectReport) -> None:
     if not report.problems:
         return
     print(f"\nproblems ({len(report.problems):,})")
     room = _PROBLEMS if sys.stdout.isatty() else len(report.problems)
-    for problem in report.problems[:room]:
-        print(printable(f"  {problem.path + ': ' if problem.path else ''}{problem.message}"))
+    ranked = sorted(report.problems, key=lambda problem: _SEVERITIES.index(problem.severity))
+    for problem in ranked[:room]:
+        print(printable(f"  {problem.rule}  {problem.path + ': ' if problem.path else ''}{problem.message}"))
     if room < len(report.problems):
         print(f"  and {len(report.problems) - room:,} more: --json has them")
+    for rule, fix in {problem.rule: problem.fix for problem in ranked}.items():
+        print(printable(f"  fix {rule}: {fix}"))
+
+
+def _advice(report: InspectReport) -> None:
+    """What rules say, in two lines each; the rules of problems have told theirs."""
+    if not report.advice:
+        return
+    print(f"\nadvice ({len(report.advice):,})")
+    room = _ADVICE if sys.stdout.isatty() else len(report.advice)
+    for one in report.advice[:room]:
+        print(printable(f"  {one.rule}  {one.severity:<5}  {one.message}"))
+        print(printable(f"  {'':6}  {'fix':<5}  {one.fix}"))
+    if room < len(report.advice):
+        print(f"  and {len(report.advice) - room:,} more: --json has them")
 
 
 def _spread(spread: Spread | None, form: Callable[[int], str]) -> str:

@@ -159,6 +159,8 @@ def _verdict(report: Report) -> tuple[str, dict[str, Any] | None]:
                 f": {broken[0].path}: {broken[0].message}" if broken else ""
             )
             return "failed", describe(VerificationFailed(message, hint="export or cache it again"))
+        case InspectReport() if report.failing:
+            return "failed", inspecting.failure(report)
         case BenchReport(requirements=requirements) if not report.met:
             missed = next(requirement for requirement in requirements if not requirement.met)
             return "failed", {

@@ -62,7 +62,7 @@ class _Lines:
 
     def note(self, message: str) -> None:
         with contextlib.suppress(OSError):
-            print(printable(message), file=sys.stderr, flush=True)
+            _tell(message)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -124,7 +124,7 @@ class _Bar:
 
     def note(self, message: str) -> None:
         if self._bar is None:
-            print(printable(message), file=sys.stderr, flush=True)
+            _tell(message)
         else:
             self._bar.console.print(printable(message), markup=False, highlight=False, soft_wrap=True)
 
@@ -132,3 +132,9 @@ class _Bar:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def _tell(message: str) -> None:
+    # In one piece: `print` would let another thread's line in before the end of this one.
+    sys.stderr.write(f"{printable(message)}\n")
+    sys.stderr.flush()

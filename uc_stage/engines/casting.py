@@ -14,7 +14,7 @@ from uc_stage.engines.predicate import match, near
 from uc_stage.errors import InvalidRequest, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
 
@@ -148,23 +148,32 @@ def refuse_unfit(schema: pa.Schema, loader: Loader) -> None:
     Raises:
         Unsupported: naming all of them.
     """
-    unfit = {field.name: why for field in schema if (why := _unfit(field.type, loader))}
+    unfit = {field.name: why for field in schema if (why := why_unfit(field.type, loader))}
     if not unfit:
         return
+    columns = ", ".join(f"`{name}` ({schema.field(name).type}: {why})" for name, why in unfit.items())
+    casts, excluded = mends(schema, unfit, loader)
+    hints = [f"--cast {shlex.quote(cast)}" for cast in casts]
+    if excluded:
+        names = ",".join(f'"{name}"' if "," in name else name for name in excluded)
+        hints.append(f"--exclude-columns {shlex.quote(names)}")
+    raise Unsupported(f"`--for {loader}` does not take {columns}", hint=f"add {' '.join(hints)}")
+
+
+def mends(schema: pa.Schema, unfit: Iterable[str], loader: Loader) -> tuple[list[str], list[str]]:
+    """The casts, `COLUMN=TYPE`, that bring columns to types which the loader takes, and the columns that have none."""
     casts, excluded = [], []
     for name in unfit:
         kind = schema.field(name).type
         mend = _MENDS.get(family(kind))
-        if mend is not None and _unfit(arrow_type(mend, kind), loader) is None:
-            casts.append(f"--cast {shlex.quote(f'{name}={mend}')}")
+        if mend is not None and why_unfit(arrow_type(mend, kind), loader) is None:
+            casts.append(f"{name}={mend}")
         else:
-            excluded.append(f'"{name}"' if "," in name else name)
-    hints = [*casts, *([f"--exclude-columns {shlex.quote(','.join(excluded))}"] if excluded else [])]
-    columns = ", ".join(f"`{name}` ({schema.field(name).type}: {why})" for name, why in unfit.items())
-    raise Unsupported(f"`--for {loader}` does not take {columns}", hint=f"add {' '.join(hints)}")
+            excluded.append(name)
+    return casts, excluded
 
 
-def _unfit(kind: pa.DataType, loader: Loader) -> str | None:
+def why_unfit(kind: pa.DataType, loader: Loader) -> str | None:
     """Why a loader does not take a type, at any depth; None where it does."""
     import pyarrow.types as is_a
 
@@ -184,9 +193,9 @@ def _unfit(kind: pa.DataType, loader: Loader) -> str | None:
     if why := reasons[loader].get(family(kind)):
         return why
     if is_a.is_list(kind):
-        return _unfit(kind.value_type, loader)
+        return why_unfit(kind.value_type, loader)
     if is_a.is_struct(kind):
-        return next((why for field in kind if (why := _unfit(field.type, loader))), None)
+        return next((why for field in kind if (why := why_unfit(field.type, loader))), None)
     return None
 
 

@@ -10,6 +10,7 @@ from uc_stage.errors import InvalidRequest, VerificationFailed
 from uc_stage.manifest import FOLDER, content_id
 from uc_stage.model import (
     DEFAULT_COMPRESSION,
+    DEFAULT_FILE_BYTES,
     DEFAULT_ROW_GROUP_BYTES,
     Compression,
     EngineName,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from uc_stage.progress import Progress
     from uc_stage.storage import Folder
 
-_FILE_BYTES = 512 * 1024**2
 # Far below the 2 GiB that 32-bit offsets of one Arrow column reach, whatever the encoding saves.
 _MOST_ROW_GROUP_BYTES = 1024**3
 _LEAST_MEMORY = 16 * 1024**2
@@ -159,7 +159,7 @@ def layout_of(request: ExportRequest, snapshot: Snapshot) -> Layout:
         files = multiple * request.files_per_worker
     return Layout(
         files=files,
-        file_bytes=None if files is not None else request.file_bytes or _FILE_BYTES,
+        file_bytes=None if files is not None else request.file_bytes or DEFAULT_FILE_BYTES,
         row_group_bytes=request.row_group_bytes,
         compression=request.compression,
         multiple_of=multiple,
@@ -247,7 +247,7 @@ def _planned_splits(snapshot: Snapshot, layout: Layout, engine: Engine, progress
 
 def _files_of(layout: Layout, rows: int, snapshot: Snapshot, engine: Engine) -> int:
     """How many files hold the rows at about `file_bytes` of the table's own bytes each."""
-    file_bytes = layout.file_bytes or _FILE_BYTES
+    file_bytes = layout.file_bytes or DEFAULT_FILE_BYTES
     size, source = snapshot.bytes, snapshot.source
     # The rows of a query may be more than those that the size is of.
     estimated = source.query is not None and snapshot.table_rows is not None

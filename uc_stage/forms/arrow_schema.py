@@ -36,6 +36,11 @@ def loadable(schema: pa.Schema, where: str) -> pa.Schema:
     return pa.schema(fields, metadata=schema.metadata)
 
 
+def is_plain(kind: pa.DataType) -> bool:
+    """Whether every release of `datasets` from 3.6 on takes a column of this type."""
+    return _plain(kind) is not None
+
+
 def _plain(kind: pa.DataType) -> Any:
     """The type as every release of `datasets` from 3.6 on takes it; None for one that is not among these."""
     import pyarrow as pa

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from uc_stage.errors import InvalidRequest, NotFound
 from uc_stage.forms.pack import look_into
 from uc_stage.forms.shards import is_packed
-from uc_stage.inspection import contents, freshness, wholeness
+from uc_stage.inspection import contents, freshness, rules, wholeness
 from uc_stage.inspection.copies import is_cache
 from uc_stage.inspection.copies import run as list_copies
 from uc_stage.inspection.diff import Held, Side, compare
+from uc_stage.inspection.facts import Facts, Machine, of_files, of_table
 from uc_stage.inspection.node import run as look_at_node
 from uc_stage.inspection.settings import Here, settings
 from uc_stage.inspection.snippets import snippet
@@ -50,14 +51,15 @@ def run(request: InspectRequest, progress: Progress = SILENT) -> InspectReport:
 
     Raises:
         NotFound: nothing there, or no such version. AccessDenied, Unavailable: as the storage or the engine says.
-        InvalidRequest: a cache folder; a version or a timestamp for what is no table; `verify` for a table.
+        InvalidRequest: a cache folder; a version or a timestamp for what is no table; `verify` for a table; an
+            unknown rule in `ignore`, a world size of none.
         VerificationFailed, Unsupported: one file that is not whole Parquet, a damaged manifest, or a table that
         cannot be read rightly.
     """
     found = _locate(request)
     if isinstance(found, TableRef):
         return _table(found, request, progress)
-    return _files(found, request, progress, fresh=True)
+    return _files(found, request, progress, alone=True)
 
 
 def diff(request: InspectRequest, other: str, progress: Progress = SILENT) -> DiffReport:
@@ -93,11 +95,12 @@ def _side(request: InspectRequest, progress: Progress) -> Side:
     if isinstance(found, TableRef):
         held: dict[str, Held] = {}
         return Side.of_table(_table(found, request, progress, held), held)
-    return Side.of_files(_files(found, request, progress, fresh=False), found)
+    return Side.of_files(_files(found, request, progress, alone=False), found)
 
 
 def _locate(request: InspectRequest) -> TableRef | Target:
     """What a target is: a table at a version, or what its listing and records tell."""
+    _check(request)
     if is_cache(request.target):
         raise InvalidRequest(
             f"`{request.target}` is a cache folder, which holds copies",
@@ -123,6 +126,25 @@ def _locate(request: InspectRequest) -> TableRef | Target:
     return found
 
 
+def _check(request: InspectRequest) -> None:
+    rules.known(request.ignore)
+    least = (("--world-size", request.world_size, 1), ("--workers", request.workers, 0))
+    for flag, value, low in (*least, ("--batch-size", request.batch_size, 1)):
+        if value is not None and value < low:
+            raise InvalidRequest(f"`{flag} {value}` is too small", hint=f"give {low} or more")
+    if request.fail_on not in (None, "wrong", "warn"):
+        raise InvalidRequest(f"`--fail-on` is `{request.fail_on}`", hint="it is `wrong` or `warn`")
+
+
+def _advised(facts: Facts) -> InspectReport:
+    """The report with the rules' part in it."""
+    request, report = facts.request, facts.report
+    ignored = rules.known(request.ignore)
+    advice = rules.advise(facts, ignored)
+    problems = rules.judged(report.problems, ignored)
+    return dataclasses.replace(report, problems=problems, advice=advice, fail_on=request.fail_on)
+
+
 def _table(
     table: TableRef, request: InspectRequest, progress: Progress, held: dict[str, Held] | None = None
 ) -> InspectReport:
@@ -138,16 +160,18 @@ def _table(
     try:
         snapshot = engine.resolve(ExportRequest(table, dest=""))
         version = engine.version
+        told = of_table(engine, snapshot) if isinstance(engine, LocalEngine) else None
+        schema = engine.opened(snapshot).schema if isinstance(engine, LocalEngine) else None
         rows = snapshot.rows
         if rows is None:
             progress.phase("count", unit="rows")
             rows = sum(engine.count(snapshot, _WHOLE).values())
         if held is not None and isinstance(engine, LocalEngine):
-            held.update({path: Held(*told) for path, told in engine.data_files(snapshot.source).items()})
+            held.update({path: Held(*each) for path, each in engine.data_files(snapshot.source).items()})
     finally:
         engine.close()
     source = snapshot.source
-    return InspectReport(
+    report = InspectReport(
         target=request.target,
         kind="table",
         source=source.table,
@@ -162,6 +186,9 @@ def _table(
         bytes=snapshot.bytes,
         schema=snapshot.schema,
     )
+    return (
+        _advised(Facts(request, report, Machine.here(), schema=lambda: schema, table=told)) if held is None else report
+    )
 
 
 def _engine(remote: str | None) -> Engine:
@@ -174,7 +201,8 @@ def _engine(remote: str | None) -> Engine:
     return LocalEngine()
 
 
-def _files(found: Target, request: InspectRequest, progress: Progress, *, fresh: bool) -> InspectReport:
+def _files(found: Target, request: InspectRequest, progress: Progress, *, alone: bool) -> InspectReport:
+    """Looks at files; `alone`, for their own sake: then their origin and the rules are asked, too."""
     manifest, record = found.manifest, found.record
     recorded = record.files if record else manifest.files if manifest else None
     known = [file.path for file in recorded] if recorded is not None else list(found.entries)
@@ -218,7 +246,7 @@ def _files(found: Target, request: InspectRequest, progress: Progress, *, fresh:
     codecs = {codec for column in told.columns for codec in column.compression}
     codecs |= {codec for footer in good for codec in footer.compression if is_stream_name(footer.path)}
     rows = manifest.rows if manifest else sum(footer.rows for footer in good) if good else None
-    age, above = _freshness(found, rows, request) if fresh else (None, None)
+    age, above = _freshness(found, rows, request) if alone else (None, None)
     listed = [found.entries[path] for path in data if path in found.entries]
     lengths = [entry.bytes for entry in listed]
     report = InspectReport(
@@ -262,7 +290,9 @@ def _files(found: Target, request: InspectRequest, progress: Progress, *, fresh:
         extensions=contents.extensions(listed),
         folders=contents.folders(listed),
     )
-    return dataclasses.replace(report, loader=settings(report, Here.found(os.environ)))
+    here = Here.found(os.environ, request.world_size)
+    report = dataclasses.replace(report, loader=settings(report, here, request.batch_size))
+    return _advised(of_files(found, request, report, footers)) if alone else report
 
 
 def _unkept(found: Target, whole: list[str], *, verify: bool) -> list[str]:

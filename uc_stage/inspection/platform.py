@@ -171,22 +171,26 @@ def _profiles(path: str) -> tuple[list[str], str | None, str | None]:
     return names, None, None
 
 
-def datasets_cache(environment: Mapping[str, str]) -> str:
-    """Where `datasets` writes its Arrow copies: https://huggingface.co/docs/datasets/cache."""
-    cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    home = environment.get("HF_HOME") or f"{cache}/huggingface"
-    return os.path.abspath(os.path.expanduser(environment.get("HF_DATASETS_CACHE") or f"{home}/datasets"))
+def datasets_cache(environment: Mapping[str, str]) -> tuple[str, str]:
+    """Where `datasets` writes its Arrow copies, and the variable that says so; empty where none does.
+
+    https://huggingface.co/docs/datasets/cache
+    """
+    for name, below in (("HF_DATASETS_CACHE", ""), ("HF_HOME", "datasets")):
+        if told := environment.get(name):
+            return os.path.abspath(os.path.join(os.path.expanduser(told), below)), name
+    above = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    return os.path.abspath(os.path.join(os.path.expanduser(above), "huggingface", "datasets")), ""
 
 
 def huggingface(environment: Mapping[str, str]) -> NodeFact:
     """Where `datasets` writes its Arrow copies, and whether that is a disk of this machine."""
-    path = datasets_cache(environment)
+    path, variable = datasets_cache(environment)
     above = path
     while not os.path.isdir(above):
         above = os.path.dirname(above)
     found = machine.room(above)
-    variable = next((name for name in ("HF_DATASETS_CACHE", "HF_HOME") if environment.get(name)), None)
-    facts = {"path": path, "variable": variable, "kind": found.kind, "free": found.free}
+    facts = {"path": path, "variable": variable or None, "kind": found.kind, "free": found.free}
     text = f"{path} (by {variable or 'default'}): {found.kind or 'unknown kind'}, {format_size(found.free)} free"
     if machine.is_remote(found.kind):
         hint = "export HF_HOME=/tmp/huggingface, or another folder on a local disk"

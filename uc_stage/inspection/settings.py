@@ -11,7 +11,7 @@ from uc_stage.inspection.patience import Asked
 from uc_stage.inspection.platform import datasets_cache
 from uc_stage.loaders.sizes import AHEAD_BYTES, THREADS, mixed_bytes
 from uc_stage.model import LoaderSettings
-from uc_stage.ranks import read_world_size
+from uc_stage.ranks import read_ranks
 from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:
@@ -51,18 +51,23 @@ class Here:
     arrow_room: int | None = None
 
     @classmethod
-    def found(cls, environment: Mapping[str, str]) -> Here:
-        """What the machine and the environment tell."""
-        room = Asked({"": lambda: _room(datasets_cache(environment))}).answers(_ASK_SECONDS)
-        return cls(machine.cpus().usable, *read_world_size(environment), room.get(""))
+    def found(cls, environment: Mapping[str, str], world_size: int | None = None) -> Here:
+        """What the machine and the environment tell; `world_size` goes before what a launcher does."""
+        room = Asked({"": lambda: _room(datasets_cache(environment)[0])}).answers(_ASK_SECONDS)
+        ranks, local = read_ranks(environment)
+        ranks = world_size or ranks
+        return cls(machine.cpus().usable, ranks, min(local, ranks), room.get(""))
 
 
-def settings(report: InspectReport, here: Here) -> dict[str, LoaderSettings]:
-    """The settings of `torch`, uc-stage's own loader, and of `hf`; none for what has no rows to read."""
+def settings(report: InspectReport, here: Here, batch_size: int | None = None) -> dict[str, LoaderSettings]:
+    """The settings of `torch`, uc-stage's own loader, and of `hf`; none for what has no rows to read.
+
+    `batch_size` is that which was asked for.
+    """
     if not report.rows or report.row_group_bytes is None or report.packed is not None:
         return {}
     total = report.uncompressed or sum(pile.bytes for name, pile in report.extensions.items() if name == ".arrow")
-    facts = _Facts(report, here, max(1, total // report.rows), total)
+    facts = _Facts(report, here, max(1, total // report.rows), total, batch_size)
     return {"torch": _torch(facts), "hf": _hf(facts)}
 
 
@@ -72,8 +77,11 @@ class _Facts:
     here: Here
     row_bytes: int
     total: int
+    batch_size: int | None
 
     def batch(self) -> tuple[int, str]:
+        if self.batch_size is not None:
+            return self.batch_size, f"as asked: {format_size(self.batch_size * self.row_bytes)}"
         # With several splits, training reads that one.
         rows = self.report.splits.get("train") or self.report.rows or 1
         share = max(1, rows // self.here.world_size)

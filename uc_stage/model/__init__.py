@@ -32,6 +32,7 @@ from uc_stage.model.copies import (
 )
 from uc_stage.model.exports import (
     DEFAULT_COMPRESSION,
+    DEFAULT_FILE_BYTES,
     DEFAULT_MEMORY,
     DEFAULT_ROW_GROUP_BYTES,
     Compression,
@@ -47,6 +48,7 @@ from uc_stage.model.exports import (
     Source,
 )
 from uc_stage.model.inspecting import (
+    Advice,
     Bin,
     Column,
     Footers,
@@ -56,6 +58,7 @@ from uc_stage.model.inspecting import (
     Packed,
     Pile,
     Problem,
+    Severity,
     SplitShare,
     Spread,
     TargetKind,
@@ -68,8 +71,10 @@ from uc_stage.model.tables import Field, TableRef, read_timestamp
 __all__ = [
     "DEFAULT_CACHE_DIR",
     "DEFAULT_COMPRESSION",
+    "DEFAULT_FILE_BYTES",
     "DEFAULT_MEMORY",
     "DEFAULT_ROW_GROUP_BYTES",
+    "Advice",
     "BenchReport",
     "BenchRequest",
     "Bin",
@@ -117,6 +122,7 @@ __all__ = [
     "Retyped",
     "RowsDiff",
     "SchemaDiff",
+    "Severity",
     "Snapshot",
     "Snippet",
     "Source",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from uc_stage.model.tables import Field, TableRef
 
+DEFAULT_FILE_BYTES = 512 * 1024**2
 DEFAULT_ROW_GROUP_BYTES = 64 * 1024**2
 DEFAULT_COMPRESSION: Literal["zstd"] = "zstd"
 DEFAULT_MEMORY = 512 * 1024**2

@@ -12,15 +12,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class InspectRequest:
-    """What `inspect` is asked for."""
+    """What `inspect` is asked for.
+
+    Attributes:
+        world_size, workers, batch_size: of the training that is to read it; without a world size, the launcher's.
+        fail_on: the least severity that makes the command fail.
+        ignore: the ids of rules that say nothing.
+    """
 
     target: str
     verify: bool = False
     version: int | None = None
     timestamp: str | None = None
     remote: str | None = None
+    world_size: int | None = None
+    workers: int | None = None
+    batch_size: int | None = None
+    fail_on: Literal["wrong", "warn"] | None = None
+    ignore: tuple[str, ...] = ()
 
 
+Severity = Literal["wrong", "warn", "info"]
 TargetKind = Literal["table", "export", "copy", "folder", "file"]
 
 
@@ -112,11 +124,32 @@ class Pile:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is not as it should be: a stable `code`, the words, and the file where there is one."""
+    """One thing that is not as it should be: a stable `code`, the words, and the file where there is one.
+
+    `rule`, `severity` and `fix` are those of the rule that the code belongs to.
+    """
 
     code: str
     message: str
     path: str | None = None
+    rule: str = ""
+    severity: Severity = "wrong"
+    fix: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a rule says of a target and a training: `evidence` in numbers and names, and the `fix` that mends it.
+
+    `wrong`: rows are wrong or missing in silence, or cannot be read; `warn`: a job may die, hang or wait; `info`: it is
+    as well to know.
+    """
+
+    rule: str
+    severity: Severity
+    message: str
+    evidence: dict[str, Any]
+    fix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,3 +249,12 @@ class InspectReport:
     rows_behind: int | None = None
     source_freshness: Freshness | None = None
     loader: dict[str, LoaderSettings] = field(default_factory=dict)
+    advice: tuple[Advice, ...] = ()
+    fail_on: Literal["wrong", "warn"] | None = None
+
+    @property
+    def failing(self) -> tuple[Problem | Advice, ...]:
+        """The problems and the advice that are as severe as `fail_on` asks, or more; none where it asks nothing."""
+        severe = {"wrong": ("wrong",), "warn": ("wrong", "warn"), None: ()}[self.fail_on]
+        found: tuple[Problem | Advice, ...] = (*self.problems, *self.advice)
+        return tuple(one for one in found if one.severity in severe)

@@ -112,6 +112,10 @@ class LocalEngine:
             cast = ((split, cast_batch(batch, selection.schema, selection.casts)) for split, batch in rows)
             return write_splits(cast, selection.schema, plan, publication, progress)
 
+    def opened(self, snapshot: Snapshot) -> Table:
+        """The table of a snapshot as its log tells it: how its data files name the columns, which rows are deleted."""
+        return self._table(snapshot.source)
+
     def data_files(self, source: Source) -> dict[str, tuple[int, str]]:
         """The data files of a version by their paths: the bytes of each, and what tells its deleted rows."""
         found = self._table(source).state.files

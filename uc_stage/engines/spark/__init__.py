@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 # Of a row, where nothing better is known.
 _COLUMN_BYTES = 16
+# So much Spark reads in a partition, and counts for each file that it opens, if nobody told it otherwise:
+# https://spark.apache.org/docs/latest/sql-performance-tuning.html
+_PARTITION_BYTES, _OPENING_BYTES = 128 * 1024**2, 4 * 1024**2
 
 
 class SparkEngine:
@@ -115,7 +118,7 @@ class SparkEngine:
             if is_exact(layout):
                 parts = writer.write_exactly(written(ordered(frame, source, layout, SPLIT), source, names, SPLIT))
             else:
-                as_read = not layout.splits and self._is_read_in(plan.files, source)
+                as_read = not layout.splits and self._is_read_in(plan.files, plan.snapshot)
                 parts = {
                     split.name: writer.write(
                         written(frame.where(f"{SPLIT} = {index}"), source, names), split, as_read=as_read
@@ -251,9 +254,19 @@ class SparkEngine:
         frame = self._connection.session.sql(sql)
         return with_identity_of_values(frame) if identified else frame
 
-    def _is_read_in(self, files: int, source: Source) -> bool:
-        """Whether Spark reads all rows of a table, and in at least so many partitions: footers alone tell it."""
+    def _is_read_in(self, files: int, snapshot: Snapshot) -> bool:
+        """Whether Spark reads all rows of a table, and in at least so many partitions.
+
+        Where the table's size leaves no doubt, as far as its files are alike, Spark is not asked: the answer takes a
+        look at each footer.
+        """
+        source = snapshot.source
         if source.query is not None or source.where or source.sample is not None or source.limit is not None:
+            return False
+        likely = _likely_partitions(snapshot.bytes or 0, snapshot.files or 0)
+        if likely >= 2 * files:
+            return True
+        if snapshot.files and 2 * likely <= files:
             return False
         read = self._rows(source, identified=False).selectExpr("spark_partition_id() AS partition")
         return bool(read.distinct().count() >= files)
@@ -266,3 +279,12 @@ class SparkEngine:
                     f"{self._connection.where} has `{key}` = `{value}` and refuses another value",
                     hint=f"set `{key}` on the server or cluster, or use `--engine local`",
                 )
+
+
+def _likely_partitions(size: int, files: int) -> int:
+    """How many partitions Spark reads as many files of one size in: it cuts large ones and puts small ones together."""
+    if not files:
+        return 0
+    whole, rest = divmod(size // files, _PARTITION_BYTES)
+    together = (_PARTITION_BYTES + _OPENING_BYTES) // (rest + _OPENING_BYTES)
+    return files * whole + (-(-files // together) if rest else 0)

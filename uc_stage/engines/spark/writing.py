@@ -61,15 +61,18 @@ class SparkWriter:
         Args:
             frame: the rows.
             split: what is planned of it.
-            as_read: whether Spark reads them in at least as many partitions as there are files to be: without a
-                shuffle, that takes half the time.
+            as_read: whether they are a table's as it is, and Spark probably reads them in at least as many partitions
+                as there are files to be: without a shuffle, that takes half the time.
         """
         session, kind = self.connection.session, frame.schema
-        frame = _nullable(session, frame) if split.rows else session.createDataFrame([], with_plain_variants(kind))
+        if not split.rows:
+            frame = session.createDataFrame([], with_plain_variants(kind))
+        elif not as_read or kind != kind.toNullable():
+            frame = _nullable(session, frame)
         self._save((frame.coalesce if as_read else frame.repartition)(split.files).write, split.name, split.rows)
         footers = self._footers(split.name)
         filled = {path: footer for path, footer in footers.items() if footer.rows}
-        # Spark deals rows out by chance, and few rows may leave some files without any.
+        # Spark deals rows out by chance, few rows may leave some files without any, and it may read fewer partitions.
         if split.rows and (len(filled) < min(split.files, split.rows) or holds_variant(kind)):
             return self._cut(split, split.name, filled, kind)
         return [f"{self.publication.scratch}/{split.name}/{path}" for path in filled or list(footers)[:1]]
