@@ -432,6 +432,7 @@ def test_ranks_and_batches_that_are_asked_for_go_before_those_that_are_found(exp
     assert (batch["loader"]["batch_size"], "ParquetBatches(PATH, 50, " in batch["code"]) == (50, True)
     assert command_line("inspect", export, "--snippet", "torch", "--fail-on", "warn").code == 2
     assert Here.found({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, 4).local_ranks == 4
+    assert Here.found({}, 64).local_ranks == 8
 
 
 def test_a_person_sees_the_settings_in_two_lines(export: str) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from uc_stage.errors import InvalidRequest
-from uc_stage.ranks import parse_shard, read_rank, read_ranks
+from uc_stage.ranks import parse_shard, read_rank
 
 
 @pytest.mark.parametrize(
@@ -104,18 +104,3 @@ def test_a_share_that_is_none_is_refused(given: str | tuple[int, int]) -> None:
 def test_a_share_is_a_rank_and_a_number_of_nodes() -> None:
     assert parse_shard("3/4", "--shard", {}) == parse_shard((3, 4), "--shard", {}) == (3, 4)
     assert parse_shard(None, "--shard", TORCHRUN) is None
-
-
-@pytest.mark.parametrize(
-    ("environment", "told"),
-    [
-        ({}, (1, 1)),
-        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, (16, 8)),
-        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "8"}, (4, 4)),
-        ({"WORLD_SIZE": "many", "LOCAL_WORLD_SIZE": "0"}, (1, 1)),
-    ],
-)
-def test_the_ranks_of_a_job_and_of_its_node_are_those_that_a_launcher_tells(
-    environment: dict[str, str], told: tuple[int, int]
-) -> None:
-    assert read_ranks(environment) == told

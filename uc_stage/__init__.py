@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Literal, overload
 from uc_stage import errors
 
 __version__ = "0.1.0"
-__all__ = ["bench", "cache", "errors", "export", "inspect", "prune"]
+__all__ = ["bench", "cache", "errors", "export", "inspect", "load", "prune"]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from uc_stage.exporting.loading import Loaded
     from uc_stage.model import (
         BenchReport,
         Compression,
@@ -150,6 +151,74 @@ def export(
         force=force,
     )
     return exporting.run(request, progress or SILENT)
+
+
+def load(
+    table: str | None,
+    *,
+    query: str | None = None,
+    version: int | None = None,
+    timestamp: str | None = None,
+    engine: EngineName = "auto",
+    remote: str | None = None,
+    columns: Sequence[str] | None = None,
+    exclude_columns: Sequence[str] | None = None,
+    where: str | None = None,
+    limit: int | None = None,
+    sample: float | None = None,
+    seed: int = 0,
+    cast: Mapping[str, str] | None = None,
+    memory: int | None = None,
+    progress: Progress | None = None,
+) -> Loaded:
+    """Reads a small table, or a few rows of a large one, into memory, in an export's types.
+
+    Its `table` is a `pyarrow.Table`; `to_pandas()` and `to_numpy()` give it as a frame and as arrays. Rows come in
+    their natural order, the same on every engine; those of a query in the order that it asks for.
+
+    Args:
+        table: a path or URL of a Delta table, or `catalog.schema.table`; `@vN` pins a version. None with `query`.
+        query: a SELECT in place of the table; Spark alone.
+        version: the version; the newest one where neither this nor `timestamp` is given.
+        timestamp: ISO 8601; the newest version at that time.
+        engine: `local`, `spark`, or `auto` to let the table and the session decide.
+        remote: a Spark Connect server; without it, `SPARK_REMOTE` in the environment.
+        columns: these columns only, in this order.
+        exclude_columns: all columns but these.
+        where: a Spark SQL condition.
+        limit: at most this many rows.
+        sample: the fraction of the rows that is drawn.
+        seed: of the draw.
+        cast: by column, or by type, the type that it gets.
+        memory: bytes that the rows may take; without it, half of what can be had, within the limits of a container.
+        progress: who is told of progress; nobody by default.
+
+    Raises:
+        NoSpace: the rows would take more: `export` them.
+        StageError: of `uc_stage.errors`, as of an export.
+    """
+    from uc_stage.errors import InvalidRequest
+    from uc_stage.exporting import loading
+    from uc_stage.model import ExportRequest, TableRef
+    from uc_stage.progress import SILENT
+
+    if query is not None and table is not None:
+        raise InvalidRequest("`query` stands in place of the table", hint=f"give None for `{table}`")
+    request = ExportRequest(
+        table=TableRef.parse("query" if query is not None else table or "", version, timestamp),
+        dest="",
+        query=query,
+        engine=engine,
+        remote=remote,
+        columns=None if columns is None else tuple(columns),
+        exclude=None if exclude_columns is None else tuple(exclude_columns),
+        where=where,
+        limit=limit,
+        sample=sample,
+        seed=seed,
+        casts=tuple((cast or {}).items()),
+    )
+    return loading.load(request, memory, progress or SILENT)
 
 
 def cache(

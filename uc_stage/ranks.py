@@ -45,14 +45,6 @@ def read_world_size(environment: Mapping[str, str]) -> int | None:
     return int(told) or None if _NUMBER.fullmatch(told) else None
 
 
-def read_ranks(environment: Mapping[str, str]) -> tuple[int, int]:
-    """How many ranks the job has, and how many of them this node; 1 where no launcher tells."""
-    world = read_world_size(environment) or 1
-    told = environment.get("LOCAL_WORLD_SIZE", "").strip()
-    local = int(told) if _NUMBER.fullmatch(told) else 1
-    return world, max(1, min(local, world))
-
-
 def reader_of(
     rank: int | None,
     world_size: int | None,
@@ -104,6 +96,12 @@ def reader_of(
             hint="give `rank` and `world_size` within the node, or set `LOCAL_RANK` and `LOCAL_WORLD_SIZE`",
         )
     return job[0] % (job[1] // shard[1]), job[1] // shard[1]
+
+
+def ranks_here(world_size: int, environment: Mapping[str, str] | None = None) -> int:
+    """How many of so many ranks are on this node, as the launcher tells; all of them where it does not."""
+    text = (os.environ if environment is None else environment).get("LOCAL_WORLD_SIZE", "").strip()
+    return min(world_size, max(1, int(text))) if _NUMBER.fullmatch(text) else world_size
 
 
 def _pair(told: Mapping[str, int], rank: str, size: str) -> tuple[int, int] | None:

@@ -12,11 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import uc_stage
 from tests.fixtures.delta import Case, canonical_rows, cases, left_in, make_kinds, make_numbers, read_export, request
 from uc_stage import exporting
 from uc_stage.engines.drawing import value_hashes
 from uc_stage.engines.predicate import checked
-from uc_stage.errors import InvalidRequest, NotFound, StageError
+from uc_stage.engines.spark.table import SparkTable
+from uc_stage.errors import InvalidRequest, NoSpace, NotFound, StageError, Unsupported
+from uc_stage.exporting.loading import Loaded
 from uc_stage.manifest import Manifest
 from uc_stage.model import EngineName, ExportReport
 from uc_stage.publish import read_manifest
@@ -32,6 +35,9 @@ class Engine:
 
     name: EngineName
     remote: str | None = None
+
+    def load(self, table: object, **asked: Any) -> Loaded:
+        return uc_stage.load(None if table is None else str(table), engine=self.name, remote=self.remote, **asked)
 
     def export(self, table: object, dest: object, **asked: Any) -> ExportReport:
         return exporting.run(request(table, dest, engine=self.name, remote=self.remote, **asked))
@@ -494,3 +500,72 @@ def test_decimals_become_the_nearest_double_in_both_engines(spark_remote: str, t
     written = compare_engines(str(tmp_path / "table"), spark_remote, tmp_path, asked)
 
     assert len(written["train"][0]) == len(values)
+
+
+def test_rows_come_into_memory_as_an_export_has_them(engine: Engine, kinds: str, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"where": "id > 0", "columns": ("key", "s", "ts", "ntz", "d", "dec", "bin")}
+    loaded = engine.load(kinds, **asked)
+    Engine("local").export(kinds, tmp_path / "out", files=1, **asked)
+
+    (file,) = manifest_of(tmp_path / "out").files
+    exported = pq.read_table(tmp_path / "out" / file.path)
+    assert loaded.table.schema.equals(exported.schema)
+    assert loaded.table.equals(exported)
+    assert loaded.source == manifest_of(tmp_path / "out").source
+
+
+def test_no_row_comes_into_memory_as_a_table_with_the_columns(engine: Engine, kinds: str) -> None:
+    assert engine.load(kinds, where="false", columns=("ts", "name")).table.schema == pa.schema(
+        [("ts", pa.timestamp("us", "UTC")), ("name", pa.string())]
+    )
+
+
+def test_rows_that_would_not_fit_into_memory_are_refused(engine: Engine, numbers: str) -> None:
+    with pytest.raises(NoSpace, match="1,000 rows of about"):
+        engine.load(numbers, memory=2000)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"sample": 0.5, "seed": 2, "limit": 20}, {"where": "k = 1", "cast": {"k": "string"}}]
+)
+def test_both_engines_load_the_same_table(crooked: str, spark_remote: str, asked: dict[str, Any]) -> None:
+    one, two = Engine("local").load(crooked, **asked), Engine("spark", spark_remote).load(crooked, **asked)
+
+    assert two.table.schema.equals(one.table.schema)
+    assert two.table.equals(one.table)
+    assert two.source == one.source
+    assert one.table.num_rows
+
+
+def test_both_engines_load_maps_and_voids_alike_and_spark_refuses_variants(loose: str, spark_remote: str) -> None:
+    columns = ("n", "tags", "nothing")
+    one, two = Engine("local").load(loose, columns=columns), Engine("spark", spark_remote).load(loose, columns=columns)
+
+    assert two.table.schema.equals(one.table.schema)
+    assert two.table.equals(one.table)
+    assert Engine("local").load(loose).table.num_rows == 9
+    with pytest.raises(Unsupported, match="column `v` holds variants"):
+        Engine("spark", spark_remote).load(loose)
+
+
+def test_a_server_that_does_not_tell_rows_apart_gives_them_all_the_same(
+    numbers: str, spark_remote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise Unsupported("the rows cannot be told apart")
+
+    monkeypatch.setattr(SparkTable, "identified", refuse)
+    loaded = Engine("spark", spark_remote).load(numbers, columns=("id",))
+
+    assert sorted(loaded.table["id"].to_pylist()) == list(range(1000))
+    with pytest.raises(Unsupported, match="told apart"):
+        Engine("spark", spark_remote).load(numbers, limit=5)
+
+
+def test_a_query_is_loaded_in_its_own_order(numbers: str, spark_remote: str) -> None:
+    query = f"SELECT id % 7 AS day, count(*) AS n FROM delta.`{numbers}` GROUP BY 1 ORDER BY 1 DESC"
+
+    loaded = Engine("spark", spark_remote).load(None, query=query)
+
+    assert loaded.table["day"].to_pylist() == [6, 5, 4, 3, 2, 1, 0]
+    assert sum(loaded.to_numpy()["n"]) == 1000

@@ -1,10 +1,14 @@
-"""The engines: each turns one version of a Delta table into Parquet files. They know nothing of terminals."""
+"""The engines: each turns one version of a Delta table into Parquet files, or into batches. No terminals here."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import pyarrow as pa
+
     from uc_stage.model import ExportPlan, ExportRequest, Layout, Snapshot
     from uc_stage.progress import Progress
     from uc_stage.publish import Publication
@@ -39,6 +43,18 @@ class Engine(Protocol):
         Columns are written nullable, timestamps as INT64 microseconds, partition columns as real columns. No file
         has a zero-row row group; a split of no rows is one file that holds the schema alone. Rows are in the order
         that the layout asks for; equal ones in that of their data files' paths and of their positions there.
+        """
+
+    def read(self, request: ExportRequest, snapshot: Snapshot, *, few: int | None = None) -> Generator[pa.RecordBatch]:
+        """Gives the rows of a request's snapshot as batches of one schema, in their natural order.
+
+        Types are plain, casts are done. Without any row there is one batch of none. The natural order is that of the
+        data files' paths and of the rows' positions there.
+
+        Args:
+            request: what `resolve` was given; its splits and its order are none of this.
+            snapshot: what `resolve` gave for it.
+            few: at most so many rows, whichever are at hand, in any order: for a look at what they are.
         """
 
     def close(self) -> None:

@@ -10,14 +10,16 @@ from uc_stage.engines.casting import cast_schema, family, planned_casts, refuse_
 from uc_stage.engines.drawing import check_group
 from uc_stage.engines.predicate import checked, chosen, match
 from uc_stage.errors import InvalidRequest
-from uc_stage.model import Source
+from uc_stage.model import DEFAULT_COMPRESSION, DEFAULT_ROW_GROUP_BYTES, Layout, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from uc_stage.model import ExportRequest, Layout
+    from uc_stage.model import ExportRequest
 
 _DIRECTION = re.compile(r"(?P<name>.+?)\s+(?P<direction>asc|desc)", re.IGNORECASE | re.DOTALL)
+# Of rows that are read and not written: no splits, and no order but their own.
+NATURAL = Layout(None, None, DEFAULT_ROW_GROUP_BYTES, DEFAULT_COMPRESSION)
 _UNORDERED = {"struct", "list", "map", "void", "variant"}
 
 

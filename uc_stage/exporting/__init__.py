@@ -126,7 +126,7 @@ def prepare(request: ExportRequest, progress: Progress = SILENT) -> Iterator[Pre
     check_flags(request)
     folder = _destination(request)
     name, reason = choose_engine(request)
-    engine = _open_engine(name, request.remote)
+    engine = open_engine(name, request.remote)
     try:
         yield Prepared(plan_export(request, engine, reason, folder, progress), engine, folder)
     finally:
@@ -163,7 +163,8 @@ def _session(remote: str | None) -> str | None:
     return None
 
 
-def _open_engine(name: Literal["local", "spark"], remote: str | None) -> Engine:
+def open_engine(name: Literal["local", "spark"], remote: str | None) -> Engine:
+    """The engine of a name, for the server at `remote` or in the environment."""
     if name == "local":
         from uc_stage.engines.local import LocalEngine
 

@@ -17,7 +17,7 @@ from uc_stage.inspection import copies, machine, platform
 from uc_stage.inspection.patience import Asked
 from uc_stage.model import CopiesReport, NodeFact
 from uc_stage.publish import locks_folder, refuse_unsafe_root
-from uc_stage.ranks import read_ranks
+from uc_stage.ranks import ranks_here, read_world_size
 from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def cpus(environment: Mapping[str, str]) -> NodeFact:
     text = f"{found.usable:,} to use"
     if found.usable < found.machine:
         text += f" of {found.machine:,}" + (f", control group's limit {found.limit:g}" if found.limit else "")
-    _, ranks = read_ranks(environment)
+    ranks = ranks_here(read_world_size(environment) or 1, environment)
     if ranks > found.usable:
         hint = "give the container more processors, or start fewer ranks"
         return NodeFact("cpus", "bad", f"{text}, for {ranks:,} ranks", hint, facts | {"ranks": ranks})

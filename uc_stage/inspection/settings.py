@@ -11,7 +11,7 @@ from uc_stage.inspection.patience import Asked
 from uc_stage.inspection.platform import datasets_cache
 from uc_stage.loaders.sizes import AHEAD_BYTES, THREADS, mixed_bytes
 from uc_stage.model import LoaderSettings
-from uc_stage.ranks import read_ranks
+from uc_stage.ranks import ranks_here, read_world_size
 from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ _COPIES = 3
 # `datasets` writes Parquet again as Arrow, of about so many times its bytes.
 _ARROW_FACTOR = 1.8
 _ASK_SECONDS = 1.0
+# Where no launcher tells: no node has more GPUs that anybody rents.
+_MOST_LOCAL_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,11 @@ class Here:
     def found(cls, environment: Mapping[str, str], world_size: int | None = None) -> Here:
         """What the machine and the environment tell; `world_size` goes before what a launcher does."""
         room = Asked({"": lambda: _room(datasets_cache(environment)[0])}).answers(_ASK_SECONDS)
-        ranks, local = read_ranks(environment)
-        ranks = world_size or ranks
-        return cls(machine.cpus().usable, ranks, min(local, ranks), room.get(""))
+        ranks = world_size or read_world_size(environment) or 1
+        local = ranks_here(ranks, environment)
+        if not environment.get("LOCAL_WORLD_SIZE"):
+            local = min(local, _MOST_LOCAL_RANKS)
+        return cls(machine.cpus().usable, ranks, local, room.get(""))
 
 
 def settings(report: InspectReport, here: Here, batch_size: int | None = None) -> dict[str, LoaderSettings]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from uc_stage.ipc import is_stream_name, opened
@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows `start` to `stop` (not included) of one file, counted from its first row; a path or a URL."""
+    """The rows `start` to `stop` (not included) of one file, counted from its first row; a path or a URL.
+
+    Attributes:
+        source: what errors name, where `path` is that of a copy which comes and goes.
+    """
 
     path: str
     start: int
     stop: int
+    source: str | None = None
 
 
 def share(rows: Sequence[tuple[str, int]], index: int, count: int) -> list[Part]:
@@ -141,14 +146,15 @@ def _clipped(parts: Iterable[Part], start: int, stop: int) -> Iterator[Part]:
     for part in parts:
         low, high = max(start - before, 0), min(stop - before, part.stop - part.start)
         if low < high:
-            yield Part(part.path, part.start + low, part.start + high)
+            yield replace(part, start=part.start + low, stop=part.start + high)
         before += part.stop - part.start
 
 
 def _checked(parts: Iterable[Part], rows: int, columns: Sequence[str] | None, threads: bool) -> Iterator[Any]:
     """As `batches`, with `StageError`s that name the file."""
     for part in parts:
-        with translated(part.path), understood(part.path):
+        where = part.source or part.path
+        with translated(where), understood(where):
             yield from batches([part], rows, columns, threads=threads)
 
 

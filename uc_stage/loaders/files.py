@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from uc_stage.errors import InvalidRequest, NotFound, StageError
 from uc_stage.ipc import is_stream_name
 from uc_stage.loaders.order import Group
+from uc_stage.model import CopyFile
 from uc_stage.targets import look
 
 if TYPE_CHECKING:
@@ -31,12 +32,16 @@ class Files:
     Attributes:
         digest: of the files' names and row groups; the same for an export and its copies.
         shard: which node of how many has these files alone, where they are a node's shard.
+        folder: the path or URL of the folder that they lie in.
+        listed: the same files, as they are fetched from it: by relative path, with size, time and hash where known.
     """
 
     source: str
     held: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
     digest: str
     shard: tuple[int, int] | None
+    folder: str
+    listed: tuple[CopyFile, ...]
 
     @property
     def rows(self) -> int:
@@ -79,7 +84,8 @@ def open_files(source: str, split: str | None, columns: Sequence[str]) -> Files:
         described.append((path, groups))
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:32]
     found = _SHARD.search(target.record.variant) if target.record else None
-    return Files(source, tuple(held), digest, (int(found[1]), int(found[2])) if found else None)
+    shard = (int(found[1]), int(found[2])) if found else None
+    return Files(source, tuple(held), digest, shard, target.folder.url, tuple(_listed(target, paths)))
 
 
 def files_of(target: Target, split: str | None) -> list[str]:
@@ -102,6 +108,17 @@ def files_of(target: Target, split: str | None) -> list[str]:
         held = f"it holds {names}" if splits else "only an export has splits, and this has no manifest"
         raise NotFound(f"`{target.text}` holds no split `{split}`", hint=held)
     return [path for path in files if path in splits[split]]
+
+
+def _listed(target: Target, paths: Sequence[str]) -> Iterator[CopyFile]:
+    """The files with what is recorded of them, else with what the listing told."""
+    recorded = {file.path: file.xxh3_128 for file in target.manifest.files} if target.manifest else {}
+    recorded.update({file.path: file.xxh3_128 for file in target.record.files} if target.record else {})
+    sizes = target.data_files()
+    for path in paths:
+        digest = recorded.get(path)
+        # A hash says more than a time does.
+        yield CopyFile(path, sizes[path], None if digest else target.entries[path].mtime_ns, digest)
 
 
 def _splits(target: Target, files: Sequence[str]) -> dict[str, set[str]]:

@@ -6,6 +6,7 @@ An epoch's order depends on the files, the seed and the epoch, and on nothing el
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from uc_stage.errors import InvalidRequest
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 Spans = list[tuple[int, int]]
 
 _WORD_BITS = 32
+_FIRST_BLOCK = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +34,21 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is read at once: the positions from `first` on; `number` seeds their order, None leaves it as it is."""
+    """What is read at once: the positions from `first` on; `number` seeds their order, None leaves it as it is.
+
+    Windows of one `block` follow one another, and no other block's are of its files, where files are taken whole.
+    """
 
     first: int
     rows: int
     parts: tuple[Part, ...]
     number: int | None = None
+    block: int = 0
 
 
-def windows(groups: Iterable[Group], size: int, shuffled: tuple[int, int] | None = None) -> list[Window]:
+def windows(
+    groups: Iterable[Group], size: int, shuffled: tuple[int, int] | None = None, *, whole_files: bool = False
+) -> list[Window]:
     """The windows of an epoch: whole row groups, as many as `size` bytes hold and at least one.
 
     Args:
@@ -48,31 +56,57 @@ def windows(groups: Iterable[Group], size: int, shuffled: tuple[int, int] | None
         size: uncompressed bytes of a window.
         shuffled: a seed and an epoch, which give the row groups a random order; each window is then shuffled as well,
             by `permutation`. Without it, a window holds rows of one file alone.
+        whole_files: take the files in a random order, and the row groups of as many of them as `size` holds, or of
+            one, so that no file is needed again once the next are.
     """
     groups = [group for group in groups if group.rows]
-    if shuffled:
-        groups = [groups[index] for index in permutation(len(groups), *shuffled)]
     found: list[Window] = []
     held: list[Group] = []
     first = held_bytes = 0
 
-    def close() -> None:
+    def close(block: int) -> None:
         nonlocal first, held_bytes
         if held:
             # Where the order within is random anyway, one file after the other opens each once.
             parts = _runs(sorted(held, key=lambda group: (group.path, group.start)) if shuffled else held)
             rows = sum(group.rows for group in held)
-            found.append(Window(first, rows, parts, len(found) if shuffled else None))
+            found.append(Window(first, rows, parts, len(found) if shuffled else None, block))
             first, held_bytes = first + rows, 0
             held.clear()
 
-    for group in groups:
-        if held_bytes + group.bytes > size or (not shuffled and held and held[0].path != group.path):
-            close()
-        held.append(group)
-        held_bytes += group.bytes
-    close()
+    if shuffled is None:
+        blocks = [list(of) for _, of in groupby(groups, lambda group: group.path)]
+    elif whole_files:
+        blocks = _blocks(groups, size, *shuffled)
+    else:
+        blocks = [[groups[index] for index in permutation(len(groups), *shuffled)]]
+    for block, taken in enumerate(blocks):
+        for group in taken:
+            if held_bytes + group.bytes > size:
+                close(block)
+            held.append(group)
+            held_bytes += group.bytes
+        close(block)
     return found
+
+
+def _blocks(groups: Sequence[Group], size: int, seed: int, epoch: int) -> list[list[Group]]:
+    """The files in a random order, in blocks of as many as `size` holds, with the row groups of each block shuffled."""
+    files = [list(of) for _, of in groupby(groups, lambda group: group.path)]
+    blocks: list[list[Group]] = []
+    held = 0
+    for index in permutation(len(files), seed, epoch):
+        own = sum(group.bytes for group in files[index])
+        if not blocks or held + own > size:
+            blocks.append([])
+            held = 0
+        blocks[-1] += files[index]
+        held += own
+    # The numbers of windows begin at 0, and there are fewer.
+    return [
+        [block[index] for index in permutation(len(block), seed, epoch, _FIRST_BLOCK + number)]
+        for number, block in enumerate(blocks)
+    ]
 
 
 def permutation(count: int, seed: int, epoch: int, window: int | None = None) -> Any:

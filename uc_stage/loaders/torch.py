@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
+import os
 import weakref
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import torch.utils.data  # noqa: TID253 - as above
 
 from uc_stage.engines.local.ahead import ahead
 from uc_stage.errors import InvalidRequest
+from uc_stage.ipc import is_stream_name
 from uc_stage.loaders import order
 from uc_stage.loaders.arrow import in_batches, read_window
 from uc_stage.loaders.columns import Batch, Nulls, split, tensors
@@ -22,7 +24,10 @@ from uc_stage.loaders.files import open_files
 from uc_stage.loaders.passing import as_is
 from uc_stage.loaders.position import FORMAT, Position, read_state
 from uc_stage.loaders.sizes import AHEAD_BYTES, DEFAULT_BUFFER, THREADS, WINDOW_BYTES, mixed_bytes
-from uc_stage.ranks import reader_of
+from uc_stage.loaders.window import RollingWindow, refuse_small
+from uc_stage.model import DEFAULT_CACHE_DIR
+from uc_stage.ranks import ranks_here, reader_of
+from uc_stage.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -79,6 +84,11 @@ class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
         buffer: uncompressed bytes that are shuffled together, or a sixteenth of all where that is less, but 16 MiB;
             one row group at least is.
         split: of an export with several splits, the one to read; `all` for all.
+        window: read through the local disk: files are fetched ahead, checked, and removed once they are read, never
+            more of them than so many bytes on this node, such as `200GB`. Each process that reads has a part of its
+            own, of equal size, for two files at least or it waits for each. Where it shuffles, files come in a random
+            order, and row groups of as many whole files as `buffer` holds are shuffled.
+        cache_dir: the cache folder that the window is in; without it, `UC_STAGE_CACHE_DIR`, else `/tmp/uc-stage`.
 
     Raises:
         StageError: nothing there, nothing Parquet there, a footer that cannot be read, files with different columns,
@@ -100,6 +110,8 @@ class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
         nulls: Nulls = "nan",
         buffer: int = DEFAULT_BUFFER,
         split: str | None = None,
+        window: int | str | None = None,
+        cache_dir: str | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -115,6 +127,13 @@ class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
         self.transform, self.nulls, self.buffer = transform, nulls, buffer
         self._files = open_files(source, split, [*(columns or ()), *(() if isinstance(nulls, str) else nulls)])
         self.rank, self.world_size = reader_of(rank, world_size, _process_group(), self._files.shard)
+        self._window = None if window is None else parse_size(str(window), "window")
+        if self._window is not None:
+            if any(is_stream_name(file.path) for file in self._files.listed):
+                raise InvalidRequest(f"`{source}` is a copy as Arrow, which is mapped", hint="leave `window` out")
+            refuse_small(self._window, ranks_here(self.world_size), self._files.listed)
+        root = cache_dir or os.environ.get("UC_STAGE_CACHE_DIR") or DEFAULT_CACHE_DIR
+        self._root = os.path.abspath(os.path.expanduser(root))
         # In shared memory: workers that live on see what `set_epoch` does here, and this process how many they are.
         self._shared = _shared(torch.zeros(2, dtype=torch.int64))
         self._loaded: Position | None = None
@@ -215,7 +234,8 @@ class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
         return self._loaded.go_on(fresh, self.rows)
 
     def _identity(self) -> dict[str, Any]:
-        return {"data": self._files.digest, "shuffle": self.shuffle, "seed": self.seed, "buffer": self.buffer}
+        shuffle = "by files, for a window" if self.shuffle and self._window is not None else self.shuffle
+        return {"data": self._files.digest, "shuffle": shuffle, "seed": self.seed, "buffer": self.buffer}
 
     def _batches(self, position: Position, threads: int) -> Generator[Any]:
         share = position.share(self.rows, self.rank)
@@ -235,21 +255,41 @@ class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
         """The rows of spans as record batches, read and decoded ahead in threads."""
         shuffled = (self.seed, epoch) if self.shuffle else None
         size = mixed_bytes(self._files.row_bytes * self.rows, self.buffer) if self.shuffle else WINDOW_BYTES
-        found = order.windows(self._files.groups(), size, shuffled)
+        found = order.windows(self._files.groups(), size, shuffled, whole_files=self._window is not None)
         rows = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // self._files.row_bytes))
+        tasks = list(order.overlaps(found, spans))
+        rolling = None if self._window is None else self._rolling(self._window, [window for window, _, _ in tasks])
 
-        def opener(window: Window, start: int, stop: int) -> Callable[[], list[Callable[[], Iterator[Any]]]]:
-            mixed = None
-            if shuffled:
-                mixed = functools.partial(order.permutation, window.rows, *shuffled, window.number)
-            return lambda: [
-                functools.partial(
-                    read_window, window.parts, start, stop, mixed, rows, self.columns, threads=threads > 1
-                )
-            ]
+        def read(number: int, window: Window, start: int, stop: int) -> Iterator[Any]:
+            mixed = functools.partial(order.permutation, window.rows, *shuffled, window.number) if shuffled else None
+            if rolling is None:
+                yield from read_window(window.parts, start, stop, mixed, rows, self.columns, threads=threads > 1)
+                return
+            with rolling.at(number) as here:
+                parts = [dataclasses.replace(part, path=here[part.path], source=part.path) for part in window.parts]
+                yield from read_window(parts, start, stop, mixed, rows, self.columns, threads=threads > 1)
 
-        openers = (opener(*part) for part in order.overlaps(found, spans))
-        return ahead(openers, lambda chunk: int(chunk.nbytes), threads, max(size, AHEAD_BYTES))
+        def opener(number: int, task: tuple[Window, int, int]) -> Callable[[], list[Callable[[], Iterator[Any]]]]:
+            return lambda: [functools.partial(read, number, *task)]
+
+        openers = (opener(number, task) for number, task in enumerate(tasks))
+        try:
+            with closing(ahead(openers, lambda chunk: int(chunk.nbytes), threads, max(size, AHEAD_BYTES))) as chunks:
+                try:
+                    # `yield from` would close `chunks` first, which waits for threads that may wait for files.
+                    for chunk in chunks:  # noqa: UP028 - see above
+                        yield chunk
+                finally:
+                    if rolling is not None:
+                        rolling.stop()
+        finally:
+            if rolling is not None:
+                rolling.close()
+
+    def _rolling(self, size: int, found: Sequence[Window]) -> RollingWindow:
+        info = torch.utils.data.get_worker_info()
+        readers = ranks_here(self.world_size) * (info.num_workers if info else 1)
+        return RollingWindow(self._files, found, size, readers, self._root)
 
 
 def _shared(tensor: torch.Tensor) -> torch.Tensor:

@@ -121,7 +121,7 @@ class Snapshot:
 class ExportRequest:
     """What `export` is asked for; sizes are bytes, `sample` and the numbers of `splits` are fractions of the rows.
 
-    `query` stands in place of a table, whose text is then `query`.
+    `query` stands in place of a table, whose text is then `query`; `dest` is empty where rows are loaded, not written.
     """
 
     table: TableRef

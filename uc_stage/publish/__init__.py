@@ -31,10 +31,12 @@ from uc_stage.publish.roots import (
     space_lock_path,
     trash,
 )
+from uc_stage.publish.windows import OwnFolder
 
 __all__ = [
     "CopyPublication",
     "HashedFile",
+    "OwnFolder",
     "Publication",
     "Stays",
     "Written",

@@ -32,7 +32,7 @@ from uc_stage.storage import LocalFolder, translated
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_COPIES, _PARTIAL, _LOCKS, _TRASH = "copies", "partial", "locks", "trash"
+_COPIES, PARTIAL, _LOCKS, _TRASH = "copies", "partial", "locks", "trash"
 # What a run renames that it is about to replace, or that it drops, has this in its name.
 _OLD = ".old-"
 
@@ -66,7 +66,7 @@ def refuse_unsafe_root(root: str) -> None:
     Raises:
         AccessDenied: it, or a folder of uc-stage's in it, is a link, another user's, or one that others may write to.
     """
-    for path in (root, *(f"{root}/{name}" for name in (_COPIES, _PARTIAL, _LOCKS, _TRASH))):
+    for path in (root, *(f"{root}/{name}" for name in (_COPIES, PARTIAL, _LOCKS, _TRASH))):
         with translated(path):
             try:
                 found = os.lstat(path)
@@ -87,7 +87,7 @@ def refuse_unsafe_root(root: str) -> None:
 
 def is_root(path: str) -> bool:
     """Whether a local folder is a cache folder, told by the folders that `prepare_root` makes in one."""
-    return all(os.path.isdir(f"{path}/{name}") for name in (_COPIES, _PARTIAL, _LOCKS, _TRASH))
+    return all(os.path.isdir(f"{path}/{name}") for name in (_COPIES, PARTIAL, _LOCKS, _TRASH))
 
 
 def prepare_root(root: str) -> None:
@@ -102,7 +102,7 @@ def prepare_root(root: str) -> None:
         if not os.listdir(root):
             # A folder that was there before can hold what somebody wants in a backup.
             tag_cache(root)
-        for name in (_COPIES, _PARTIAL, _LOCKS, _TRASH):
+        for name in (_COPIES, PARTIAL, _LOCKS, _TRASH):
             os.makedirs(f"{root}/{name}", mode=0o700, exist_ok=True)
 
 
@@ -110,7 +110,7 @@ def list_copies(root: str) -> list[CachedCopy]:
     """The copies in a cache folder and what unfinished runs left of some, the least recently used first."""
     opened = opened_below(root)
     found = []
-    for folder in (_COPIES, _PARTIAL):
+    for folder in (_COPIES, PARTIAL):
         for path in _marked_in(f"{root}/{folder}"):
             with contextlib.suppress(NotFound, FileNotFoundError, NotADirectoryError):
                 found.append(look_at_copy(root, path, opened))
@@ -124,7 +124,7 @@ def look_at_copy(root: str, path: str, opened: Mapping[int, set[str]] | None = N
         NotFound: it went away.
     """
     opened = opened_below(path) if opened is None else opened
-    partial = os.path.dirname(path) == f"{root}/{_PARTIAL}"
+    partial = os.path.dirname(path) == f"{root}/{PARTIAL}"
     using = holders(path, opened)
     if (record := read_holder(lock_path(root, _final(root, path)))) and record.get("pid") not in {h.pid for h in using}:
         using = (Holder(record.get("pid"), "uc-stage"), *using)
@@ -169,7 +169,7 @@ def evict(root: str, path: str, *, forgiven: frozenset[int] = frozenset()) -> St
         if not os.path.lexists(path):
             return None
         refuse_unmarked(path)
-        if os.path.dirname(path) != f"{root}/{_PARTIAL}" and (why := _foreign(path)):
+        if os.path.dirname(path) != f"{root}/{PARTIAL}" and (why := _foreign(path)):
             return why
         with alone(path) as free:
             if why := _used(path, forgiven):
@@ -196,7 +196,7 @@ def empty_trash(root: str, *, beside: str | None = None) -> None:
     except FileNotFoundError:
         doomed = []
     with contextlib.suppress(FileNotFoundError):
-        asides = [f"{root}/{_PARTIAL}/{name}" for name in os.listdir(f"{root}/{_PARTIAL}") if _OLD in name]
+        asides = [f"{root}/{PARTIAL}/{name}" for name in os.listdir(f"{root}/{PARTIAL}") if _OLD in name]
         # Those that still have their marker are listed, and evicted.
         doomed += [path for path in asides if not is_marked(path)]
     doomed += trash(root, beside) if beside is not None else []
@@ -216,7 +216,7 @@ def trash(root: str, path: str) -> list[str]:
 def settled(root: str, path: str) -> str:
     """A path as uc-stage spells it, where it lies in the cache folder by whatever way; else an absolute one."""
     above, name = os.path.split(os.path.abspath(os.path.expanduser(path)))
-    for folder in (f"{root}/{_COPIES}", f"{root}/{_PARTIAL}"):
+    for folder in (f"{root}/{_COPIES}", f"{root}/{PARTIAL}"):
         if os.path.realpath(above) == os.path.realpath(folder):
             return f"{folder}/{name}"
     return os.path.join(above, name)
@@ -251,7 +251,7 @@ def _foreign(path: str) -> Stays | None:
 
 def _trash_of(root: str, path: str) -> str:
     above, name = os.path.split(path)
-    if above in (f"{root}/{_COPIES}", f"{root}/{_PARTIAL}"):
+    if above in (f"{root}/{_COPIES}", f"{root}/{PARTIAL}"):
         return f"{root}/{_TRASH}/{name}"
     return os.path.join(above, f".{name}.uc-stage-pruned")
 
@@ -259,7 +259,7 @@ def _trash_of(root: str, path: str) -> str:
 def _final(root: str, path: str) -> str:
     """The path whose lock stands for a folder: a copy's own, or that which a partial one will have."""
     above, name = os.path.split(path)
-    return f"{root}/{_COPIES}/{name.partition(_OLD)[0]}" if above == f"{root}/{_PARTIAL}" else path
+    return f"{root}/{_COPIES}/{name.partition(_OLD)[0]}" if above == f"{root}/{PARTIAL}" else path
 
 
 def _marked_in(folder: str) -> list[str]:

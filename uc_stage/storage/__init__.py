@@ -12,7 +12,7 @@ from uc_stage.storage.durable import sync, sync_all, sync_folder
 from uc_stage.storage.folder import Entry, Folder, Ranges, translated
 from uc_stage.storage.local import TEMPORARY_SUFFIX, LocalFolder, go_direct
 from uc_stage.storage.remote import RemoteFolder
-from uc_stage.storage.space import Space, kind_of, space_at
+from uc_stage.storage.space import Space, available_memory, kind_of, space_at
 
 __all__ = [
     "TEMPORARY_SUFFIX",
@@ -22,6 +22,7 @@ __all__ = [
     "Ranges",
     "RemoteFolder",
     "Space",
+    "available_memory",
     "go_direct",
     "kind_of",
     "open_folder",

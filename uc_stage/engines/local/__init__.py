@@ -20,12 +20,14 @@ from uc_stage.engines.local.scan import Table
 from uc_stage.engines.local.shaping import count_rows, shaped_rows
 from uc_stage.engines.local.writing import write_splits
 from uc_stage.engines.schema import fields
-from uc_stage.engines.selection import Selection, ordering
+from uc_stage.engines.selection import NATURAL, Selection, ordering
 from uc_stage.errors import NotFound, Unsupported, from_os_error
 from uc_stage.model import DEFAULT_MEMORY, Snapshot, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
+
+    import pyarrow as pa
 
     from uc_stage.engines.conditions import Condition
     from uc_stage.engines.delta.replay import DataFile
@@ -100,17 +102,31 @@ class LocalEngine:
         """Streams the snapshot into the plan's files and gives their names."""
         source = plan.snapshot.source
         table = self._table(source)
-        selection = Selection.of(plan.request, table.schema)
         if plan.layout.as_is and (files := self._copyable(source)):
             names = tuple(publication.name("train", index, len(files)) for index in range(len(files)))
             copy_files(table, files, names, publication, progress)
             return {"train": names}
-        columns = source.columns or tuple(table.schema.names)
-        shaped = shaped_rows(table, source, plan.layout, columns, self._condition(source), plan.request.memory)
+        schema = Selection.of(plan.request, table.schema).schema
         # Whoever holds the exception of a write that failed would hold the threads that read, too.
-        with reusing_memory(), closing(shaped) as rows:
-            cast = ((split, cast_batch(batch, selection.schema, selection.casts)) for split, batch in rows)
-            return write_splits(cast, selection.schema, plan, publication, progress)
+        with reusing_memory(), closing(self._rows(plan.request, source, plan.layout)) as rows:
+            return write_splits(rows, schema, plan, publication, progress)
+
+    def read(self, request: ExportRequest, snapshot: Snapshot, *, few: int | None = None) -> Generator[pa.RecordBatch]:
+        """Streams the snapshot's rows, casts done, by their files' paths and their positions there."""
+        import pyarrow as pa
+
+        source = snapshot.source
+        schema = Selection.of(request, self._table(source).schema).schema
+        left, came = few, False
+        with closing(self._rows(request, source, NATURAL)) as rows:
+            for _, batch in rows:
+                came = True
+                yield batch.slice(0, left) if left is not None else batch
+                left = None if left is None else max(0, left - batch.num_rows)
+                if left == 0:
+                    return
+        if not came:
+            yield pa.RecordBatch.from_pylist([], schema=schema)
 
     def opened(self, snapshot: Snapshot) -> Table:
         """The table of a snapshot as its log tells it: how its data files name the columns, which rows are deleted."""
@@ -134,6 +150,15 @@ class LocalEngine:
             location, options = _located(source.table, is_name=not os.path.isabs(source.table))
             self._opened[key] = _open(location, options, source.table, source.version, None).table
         return self._opened[key]
+
+    def _rows(self, request: ExportRequest, source: Source, layout: Layout) -> Generator[tuple[int, pa.RecordBatch]]:
+        """The rows of each split, shaped and cast, with the index of the split."""
+        table = self._table(source)
+        selection = Selection.of(request, table.schema)
+        columns = source.columns or tuple(table.schema.names)
+        with closing(shaped_rows(table, source, layout, columns, self._condition(source), request.memory)) as rows:
+            for split, batch in rows:
+                yield split, cast_batch(batch, selection.schema, selection.casts)
 
     def _condition(self, source: Source) -> Condition | None:
         if source.where is None:

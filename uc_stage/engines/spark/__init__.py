@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from uc_stage.engines.schema import fields
-from uc_stage.engines.selection import Selection, splits
+from uc_stage.engines.selection import NATURAL, Selection, splits
 from uc_stage.engines.spark.query import Query, refuse_equal_names, refuse_unfit_flags
+from uc_stage.engines.spark.reading import conformed
 from uc_stage.engines.spark.session import TIMESTAMP_TYPE, Connection
 from uc_stage.engines.spark.shaping import (
     SPLIT,
@@ -33,7 +34,9 @@ from uc_stage.storage import LocalFolder, open_folder
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
+
+    import pyarrow as pa
 
     from uc_stage.model import ExportPlan, ExportRequest, Layout, Source
     from uc_stage.progress import Progress
@@ -69,7 +72,7 @@ class SparkEngine:
             InvalidRequest: an unknown column, a predicate or query that is none, or a URL as DEST.
             Unavailable: no session, or one that ended.
         """
-        if not isinstance(open_folder(request.dest), LocalFolder):
+        if request.dest and not isinstance(open_folder(request.dest), LocalFolder):
             raise InvalidRequest(
                 f"the Spark engine cannot write to the URL `{request.dest}`", hint=f"{SHARED_HINT}, or a mount"
             )
@@ -131,6 +134,28 @@ class SparkEngine:
             for path, to in zip(paths, final[name], strict=True):
                 publication.adopt(path, to)
         return final
+
+    def read(self, request: ExportRequest, snapshot: Snapshot, *, few: int | None = None) -> Generator[pa.RecordBatch]:
+        """Gives the snapshot's rows as Spark sends them, a few MB a message; those of a query in its own order."""
+        source, names = snapshot.source, [field.name for field in snapshot.schema]
+        self._refuse_unmet_settings(snapshot, but="spark.sql.parquet.")
+        with self._translated(source.table):
+            if few is None:
+                frame = self._natural(source)
+            else:
+                frame = drawn(self._rows(source, identified=source.sample is not None), source)
+                frame = frame.limit(few if source.limit is None else min(few, source.limit))
+            frame = written(frame, source, names)
+            for field in frame.schema.fields:
+                if holds_variant(field.dataType):
+                    # `toArrow` of Spark 4.1 fails on a NULL among variants.
+                    raise Unsupported(
+                        f"column `{field.name}` holds variants, which Spark's client does not give as Arrow",
+                        hint="leave it out with `--exclude-columns`, or use `--engine local`",
+                    )
+            table = frame.toArrow()
+            plain = arrow_schema(self._rows(source, identified=False).schema)[0]
+        yield from conformed(table, Selection.of(request, plain).schema)
 
     def close(self) -> None:
         """Ends the session that was opened here; a user's own goes on, with its own settings."""
@@ -254,6 +279,20 @@ class SparkEngine:
         frame = self._connection.session.sql(sql)
         return with_identity_of_values(frame) if identified else frame
 
+    def _natural(self, source: Source) -> Any:
+        """The rows of the source in their natural order."""
+        needed = needs_identity(source, NATURAL)
+        if source.query is not None and not needed:
+            return drawn(self._rows(source, identified=False), source)
+        try:
+            frame = drawn(self._rows(source, identified=True), source)
+        except Unsupported:
+            if needed:
+                raise
+            # A server that does not tell rows apart: they are the right ones all the same.
+            return drawn(self._rows(source, identified=False), source)
+        return ordered(limited(frame, source, NATURAL), source, NATURAL)
+
     def _is_read_in(self, files: int, snapshot: Snapshot) -> bool:
         """Whether Spark reads all rows of a table, and in at least so many partitions.
 
@@ -271,9 +310,12 @@ class SparkEngine:
         read = self._rows(source, identified=False).selectExpr("spark_partition_id() AS partition")
         return bool(read.distinct().count() >= files)
 
-    def _refuse_unmet_settings(self, snapshot: Snapshot) -> None:
+    def _refuse_unmet_settings(self, snapshot: Snapshot, but: str | None = None) -> None:
+        """Refuses a session that would give other values; the settings whose names begin with `but` do not matter."""
         timestamps = any("timestamp[us, tz=UTC]" in field.type for field in snapshot.schema)
         for key, value in self._connection.unmet.items():
+            if but is not None and key.startswith(but):
+                continue
             if key != TIMESTAMP_TYPE or timestamps:
                 raise Unsupported(
                     f"{self._connection.where} has `{key}` = `{value}` and refuses another value",
