@@ -65,6 +65,8 @@ complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l quiet -s q -d 'Pr
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -l debug -d 'Show tracebacks'
 complete -c uc-stage -n '__fish_seen_subcommand_from cache' -s h -l help -d 'Show the help'
 complete -c uc-stage -n '__fish_seen_subcommand_from inspect' -l verify -d 'Read every file and compare it with its recorded hash'
+complete -c uc-stage -n '__fish_seen_subcommand_from inspect' -l diff -x -d 'Tell how OTHER differs from TARGET  schema, rows, files; t@v3 --diff t@v5'
+complete -c uc-stage -n '__fish_seen_subcommand_from inspect' -l snippet -x -a 'torch hf lightning' -d 'Print Python that reads TARGET, with its splits and settings, and nothing else'
 complete -c uc-stage -n '__fish_seen_subcommand_from inspect' -l world-size -x -d 'Ranks that will read it; without it, what the launcher tells'
 complete -c uc-stage -n '__fish_seen_subcommand_from inspect' -l workers -x -d 'Workers of each rank'\''s loader'
 complete -c uc-stage -n '__fish_seen_subcommand_from inspect' -l batch-size -x -d 'Rows of a batch; without it 256'

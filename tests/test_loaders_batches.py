@@ -321,7 +321,7 @@ def test_a_transform_makes_what_the_loop_gets(tmp_path: Path, workers: int) -> N
 
 def test_a_loop_that_ends_early_leaves_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # So little is read ahead that there is always more to read.
-    for name in ("_AHEAD_BYTES", "_WINDOW_BYTES"):
+    for name in ("AHEAD_BYTES", "WINDOW_BYTES"):
         monkeypatch.setattr(f"uc_stage.loaders.torch.{name}", 1)
     write(tmp_path, [500, 500])
     batches = iter(ParquetBatches(str(tmp_path), 3))

@@ -63,8 +63,8 @@ def export(volume: Volume) -> tuple[str, Manifest]:
 @pytest.fixture
 def little_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets rows of a file or two wait for who takes them, as those of a large export do."""
-    monkeypatch.setattr(loader_module, "_WINDOW_BYTES", 1)
-    monkeypatch.setattr(loader_module, "_AHEAD_BYTES", 1)
+    monkeypatch.setattr(loader_module, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(loader_module, "AHEAD_BYTES", 1)
 
 
 def lying(root: Path) -> list[int]:
@@ -277,7 +277,7 @@ READER = """
 import sys
 import uc_stage.loaders.torch
 from uc_stage.loaders.torch import ParquetBatches
-uc_stage.loaders.torch._WINDOW_BYTES = uc_stage.loaders.torch._AHEAD_BYTES = 1
+uc_stage.loaders.torch.WINDOW_BYTES = uc_stage.loaders.torch.AHEAD_BYTES = 1
 for batch in ParquetBatches(sys.argv[1], 100, window=int(sys.argv[2]), cache_dir=sys.argv[3]):
     print(flush=True)
     sys.stdin.readline()

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
         Compression,
         CopiesReport,
         CopyForm,
+        DiffReport,
         EngineName,
         ExportReport,
+        Framework,
         InspectReport,
         Loader,
         PruneReport,
+        Snippet,
     )
     from uc_stage.progress import Progress
 
@@ -304,6 +307,36 @@ def cache(
 def inspect(
     target: str,
     *,
+    diff: str,
+    snippet: None = None,
+    verify: bool = False,
+    cache_dir: str | None = None,
+    version: int | None = None,
+    timestamp: str | None = None,
+    remote: str | None = None,
+    progress: Progress | None = None,
+) -> DiffReport: ...
+@overload
+def inspect(
+    target: str,
+    *,
+    diff: None = None,
+    snippet: Framework,
+    verify: bool = False,
+    cache_dir: str | None = None,
+    version: int | None = None,
+    timestamp: str | None = None,
+    remote: str | None = None,
+    world_size: int | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Snippet: ...
+@overload
+def inspect(
+    target: str,
+    *,
+    diff: None = None,
+    snippet: None = None,
     verify: bool = False,
     cache_dir: str | None = None,
     version: int | None = None,
@@ -317,10 +350,12 @@ def inspect(
     progress: Progress | None = None,
 ) -> InspectReport: ...
 @overload
-def inspect(target: None = None, *, cache_dir: str | None = None) -> CopiesReport: ...
+def inspect(target: None = None, *, cache_dir: str | None = None, remote: str | None = None) -> CopiesReport: ...
 def inspect(
     target: str | None = None,
     *,
+    diff: str | None = None,
+    snippet: Framework | None = None,
     verify: bool = False,
     cache_dir: str | None = None,
     version: int | None = None,
@@ -332,11 +367,13 @@ def inspect(
     fail_on: Literal["wrong", "warn"] | None = None,
     ignore: Sequence[str] = (),
     progress: Progress | None = None,
-) -> InspectReport | CopiesReport:
+) -> InspectReport | DiffReport | Snippet | CopiesReport:
     """Tells what a table, an export, a copy, a folder or a file is and holds, as `uc-stage inspect` does.
 
     Args:
-        target: what to look at; without it, the copies of this node are listed.
+        target: what to look at; without it, the copies of this node are listed, and what the machine can do.
+        diff: what to compare it with: how that differs from the target is told then.
+        snippet: `torch`, `hf` or `lightning`: Python that reads the target is given then.
         verify: read every file and compare it with its recorded hash; the outcome is `report.verified`.
         cache_dir: whose copies; without it, `UC_STAGE_CACHE_DIR` in the environment, else `/tmp/uc-stage`.
         version: of a table.
@@ -356,11 +393,12 @@ def inspect(
     import os
 
     from uc_stage import inspection
+    from uc_stage.errors import InvalidRequest
     from uc_stage.model import InspectRequest
     from uc_stage.progress import SILENT
 
     if target is None:
-        return inspection.list_copies(_cache_dir(cache_dir))
+        return inspection.look_at_node(_cache_dir(cache_dir), remote or os.environ.get("SPARK_REMOTE"), os.environ)
     request = InspectRequest(
         target=target,
         verify=verify,
@@ -373,6 +411,12 @@ def inspect(
         fail_on=fail_on,
         ignore=_patterns(ignore),
     )
+    if diff is not None and snippet is not None:
+        raise InvalidRequest("`diff` and `snippet` are two answers", hint="ask for one of them")
+    if diff is not None:
+        return inspection.diff(request, diff, progress or SILENT)
+    if snippet is not None:
+        return inspection.write_snippet(request, snippet, progress or SILENT)
     return inspection.run(request, progress or SILENT)
 
 

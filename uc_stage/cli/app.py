@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
 import typer
@@ -16,6 +17,7 @@ from uc_stage.model import (
     BenchRequest,
     CacheRequest,
     CopyForm,
+    Framework,
     InspectRequest,
     PruneRequest,
 )
@@ -228,6 +230,23 @@ def inspect(
             "--verify", envvar="UC_STAGE_VERIFY", help="Read every file and compare it with its recorded hash."
         ),
     ] = False,
+    diff: Annotated[
+        str | None,
+        typer.Option(
+            "--diff",
+            envvar="UC_STAGE_DIFF",
+            metavar="OTHER",
+            help="Tell how OTHER differs from TARGET: schema, rows, files; t@v3 --diff t@v5.",
+        ),
+    ] = None,
+    snippet: Annotated[
+        Framework | None,
+        typer.Option(
+            "--snippet",
+            envvar="UC_STAGE_SNIPPET",
+            help="Print Python that reads TARGET, with its splits and settings, and nothing else.",
+        ),
+    ] = None,
     world_size: Annotated[
         int | None,
         typer.Option(
@@ -272,18 +291,26 @@ def inspect(
 
     Tells what it will do to a training, the worst first, and how to mend it; docs/rules.md has the rules.
 
-    Without TARGET, lists the copies of this node: of what, how old, whether stale, who uses them, what room they leave.
+    Without TARGET, lists the copies of this node: of what, how old, whether stale, who uses them, what room they leave;
+    and says whether this machine can do the job, with what mends each thing that is not well.
     """
     from uc_stage import inspection
 
     if target is None:
-        if verify or version is not None or timestamp is not None or fail_on is not None:
+        needing = (diff, snippet, version, timestamp, fail_on)
+        if verify or any(given is not None for given in needing):
             raise InvalidRequest(
-                "`--verify`, `--version`, `--timestamp` and `--fail-on` need a TARGET", hint="name what to look at"
+                "`--verify`, `--diff`, `--snippet`, `--version`, `--timestamp` and `--fail-on` need a TARGET",
+                hint="name what to look at",
             )
-        return output.show("inspect", inspection.list_copies(cache_dir), json=json, quiet=quiet)
-    if not (verify or version is not None or timestamp is not None or fail_on) and inspection.is_cache(target):
+        return output.show("inspect", inspection.look_at_node(cache_dir, remote, os.environ), json=json, quiet=quiet)
+    special = verify or any(given is not None for given in (diff, snippet, version, timestamp, fail_on))
+    if not special and inspection.is_cache(target):
         return output.show("inspect", inspection.list_copies(target), json=json, quiet=quiet)
+    if diff is not None and snippet is not None:
+        raise InvalidRequest("`--diff` and `--snippet` are two answers", hint="ask for one of them")
+    if fail_on is not None and (diff is not None or snippet is not None):
+        raise InvalidRequest("`--fail-on` is for what `inspect` says of TARGET alone", hint="ask for it by itself")
     request = InspectRequest(
         target=target,
         verify=verify,
@@ -297,7 +324,13 @@ def inspect(
         ignore=tuple(ignore or ()),
     )
     with shown(quiet=quiet) as progress:
-        report = inspection.run(request, progress)
+        report: output.Report
+        if diff is not None:
+            report = inspection.diff(request, diff, progress)
+        elif snippet is not None:
+            report = inspection.write_snippet(request, snippet, progress)
+        else:
+            report = inspection.run(request, progress)
     return output.show("inspect", report, json=json, quiet=quiet)
 
 

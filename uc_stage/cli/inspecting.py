@@ -14,7 +14,7 @@ from uc_stage.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from uc_stage.model import Bin, Column, InspectReport, Pile, Spread
+    from uc_stage.model import Bin, Column, InspectReport, LoaderSettings, Pile, Spread
 
 _BAR = 30
 _BINS = 6
@@ -90,10 +90,22 @@ def _facts(report: InspectReport) -> list[tuple[str, str]]:
     if report.freshness:
         detail = f": {report.freshness_detail}" if report.freshness_detail else ""
         rows.append(("freshness", report.freshness + detail))
+    if report.source_freshness is not None:
+        rows.append(("  its source", f"{report.source_freshness.state}: {report.source_freshness.detail}"))
     if report.verified is not None:
         verdict = "yes" if report.verified else "no, see the problems"
         rows.append(("verified", f"{verdict}: {report.verified_detail}"))
+    rows += [(f"loader {name}", _loader(found)) for name, found in report.loader.items()]
     return rows
+
+
+def _loader(found: LoaderSettings) -> str:
+    prefetch = "" if found.prefetch_factor is None else f", prefetch_factor {found.prefetch_factor}"
+    reads = f"reads {amount(found.read_rows, 'rows')} ({format_size(found.read_bytes)}) at once"
+    memory = f"about {format_size(found.worker_bytes)} of memory" + (" a worker" if found.num_workers else "")
+    return (
+        f"{found.loader}: num_workers {found.num_workers}{prefetch}, batch_size {found.batch_size}, {reads}, {memory}"
+    )
 
 
 def _option(name: str, value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from uc_stage import __version__
-from uc_stage.cli import copies, inspecting
+from uc_stage.cli import comparing, copies, inspecting, node
 from uc_stage.cli.text import amount, duration, pairs, printable
 from uc_stage.errors import StageError, VerificationFailed
 from uc_stage.model import (
@@ -21,6 +21,7 @@ from uc_stage.model import (
     CachePlan,
     CacheReport,
     CopiesReport,
+    DiffReport,
     ExportPlan,
     ExportReport,
     InspectReport,
@@ -29,6 +30,7 @@ from uc_stage.model import (
     PrunePlan,
     PruneReport,
     Requirement,
+    Snippet,
 )
 from uc_stage.sizes import format_size
 
@@ -40,6 +42,8 @@ Report = (
     | CacheReport
     | InspectReport
     | CopiesReport
+    | DiffReport
+    | Snippet
     | PrunePlan
     | PruneReport
     | BenchReport
@@ -195,6 +199,10 @@ def _render(report: Report, *, quiet: bool) -> None:
             inspecting.render(report)
         case CopiesReport():
             _copies(report)
+        case DiffReport():
+            comparing.render(report)
+        case Snippet():
+            print(report.code, end="")
         case PrunePlan():
             for line in copies.prune_plan(report):
                 print(printable(line))
@@ -271,6 +279,8 @@ def _copies(report: CopiesReport) -> None:
         pairs(copies.listed(copy))
         print()
     print(printable(copies.room(report)))
+    if report.node:
+        node.render(report.node)
 
 
 def _prune(report: PruneReport, *, quiet: bool) -> None:

@@ -231,6 +231,21 @@ def look_into(path: str) -> Packed | None:
         return None
 
 
+def members(path: str) -> dict[str, int] | None:
+    """The source's files in a packed copy, with their bytes, by its index; None where that is gone or broken."""
+    import pyarrow as pa
+
+    held: dict[str, int] = {}
+    try:
+        with pa.memory_map(os.path.join(path, INDEX_PATH)) as file, pa.ipc.open_file(file) as found:
+            for number in range(found.num_record_batches):
+                batch = found.get_batch(number)
+                held.update(zip(batch["path"].to_pylist(), batch["bytes"].to_pylist(), strict=True))
+    except (OSError, pa.ArrowException):
+        return None
+    return held
+
+
 def index(outputs: Outputs) -> bytes:
     r"""Where each member of all shards lies, as Feather (an Arrow file), which can be mapped into memory.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import os
 from typing import TYPE_CHECKING
 
 from uc_stage.errors import InvalidRequest, NotFound
@@ -12,11 +13,15 @@ from uc_stage.forms.shards import is_packed
 from uc_stage.inspection import contents, freshness, rules, wholeness
 from uc_stage.inspection.copies import is_cache
 from uc_stage.inspection.copies import run as list_copies
+from uc_stage.inspection.diff import Held, Side, compare
 from uc_stage.inspection.facts import Facts, Machine, of_files, of_table
+from uc_stage.inspection.node import run as look_at_node
+from uc_stage.inspection.settings import Here, settings
+from uc_stage.inspection.snippets import snippet
 from uc_stage.inspection.survey import Survey
 from uc_stage.inspection.verify import Check, verify
 from uc_stage.ipc import is_stream_name
-from uc_stage.model import ExportRequest, InspectReport, Layout, TableRef, read_timestamp
+from uc_stage.model import ExportRequest, InspectReport, InspectRequest, Layout, TableRef, read_timestamp
 from uc_stage.parquet import Footer, has_magic, is_parquet_name, read_footer, read_footers
 from uc_stage.progress import SILENT
 from uc_stage.sources import is_marker
@@ -27,12 +32,11 @@ from uc_stage.targets import Target, look
 if TYPE_CHECKING:
     from uc_stage.engines import Engine
     from uc_stage.errors import StageError
-    from uc_stage.inspection.freshness import Freshness
     from uc_stage.manifest import Manifest
-    from uc_stage.model import InspectRequest, Problem, Snapshot
+    from uc_stage.model import DiffReport, Framework, Freshness, Problem, Snapshot, Snippet
     from uc_stage.progress import Progress
 
-__all__ = ["is_cache", "list_copies", "run"]
+__all__ = ["diff", "is_cache", "list_copies", "look_at_node", "run", "write_snippet"]
 
 # `catalog.schema.table`
 _NAME_DOTS = 2
@@ -52,6 +56,50 @@ def run(request: InspectRequest, progress: Progress = SILENT) -> InspectReport:
         VerificationFailed, Unsupported: one file that is not whole Parquet, a damaged manifest, or a table that
         cannot be read rightly.
     """
+    found = _locate(request)
+    if isinstance(found, TableRef):
+        return _table(found, request, progress)
+    return _files(found, request, progress, alone=True)
+
+
+def diff(request: InspectRequest, other: str, progress: Progress = SILENT) -> DiffReport:
+    """Tells how `other` differs from a target; a version or a timestamp in the request is the target's.
+
+    Raises:
+        InvalidRequest: `verify`. Those of `run`, for either.
+    """
+    if request.verify:
+        raise InvalidRequest(
+            "`--diff` compares what is recorded and listed, and verifies nothing",
+            hint=f"uc-stage inspect {request.target} --verify",
+        )
+    sides = [_side(asked, progress) for asked in (request, InspectRequest(other, remote=request.remote))]
+    return compare(*sides)
+
+
+def write_snippet(request: InspectRequest, framework: Framework, progress: Progress = SILENT) -> Snippet:
+    """Gives the code that reads a target by a framework, as it stands.
+
+    Raises:
+        InvalidRequest: a table, or nothing to read by rows. Unsupported: a column that `datasets` refuses.
+        Those of `run`.
+    """
+    if request.verify:
+        raise InvalidRequest("`--snippet` verifies nothing", hint=f"uc-stage inspect {request.target} --verify")
+    return snippet(_side(request, progress).report, framework)
+
+
+def _side(request: InspectRequest, progress: Progress) -> Side:
+    """What a target is and holds, without a question to its origin, which may be far."""
+    found = _locate(request)
+    if isinstance(found, TableRef):
+        held: dict[str, Held] = {}
+        return Side.of_table(_table(found, request, progress, held), held)
+    return Side.of_files(_files(found, request, progress, alone=False), found)
+
+
+def _locate(request: InspectRequest) -> TableRef | Target:
+    """What a target is: a table at a version, or what its listing and records tell."""
     _check(request)
     if is_cache(request.target):
         raise InvalidRequest(
@@ -66,16 +114,16 @@ def run(request: InspectRequest, progress: Progress = SILENT) -> InspectReport:
     except NotFound:
         # With fewer than three parts it is likelier a path that does not exist: `data.parquet` has a name's form.
         if table.is_name and (request.remote or table.text.count(".") == _NAME_DOTS):
-            return _table(table, request, progress)
+            return table
         raise
     if found.kind == "table":
-        return _table(table, request, progress)
+        return table
     if table.version is not None or table.timestamp is not None:
         raise InvalidRequest(
             f"`{table.text}` is no table but {_a(found.kind)}, which has one version alone",
             hint="leave out `@vN`, `--version` and `--timestamp`",
         )
-    return _files(found, request, progress)
+    return found
 
 
 def _check(request: InspectRequest) -> None:
@@ -97,7 +145,10 @@ def _advised(facts: Facts) -> InspectReport:
     return dataclasses.replace(report, problems=problems, advice=advice, fail_on=request.fail_on)
 
 
-def _table(table: TableRef, request: InspectRequest, progress: Progress) -> InspectReport:
+def _table(
+    table: TableRef, request: InspectRequest, progress: Progress, held: dict[str, Held] | None = None
+) -> InspectReport:
+    """Looks at a table; `held` is given its data files, where the engine lists them."""
     if request.verify:
         raise InvalidRequest(
             f"`{table}` is a Delta table, which records no hashes to verify",
@@ -115,6 +166,8 @@ def _table(table: TableRef, request: InspectRequest, progress: Progress) -> Insp
         if rows is None:
             progress.phase("count", unit="rows")
             rows = sum(engine.count(snapshot, _WHOLE).values())
+        if held is not None and isinstance(engine, LocalEngine):
+            held.update({path: Held(*each) for path, each in engine.data_files(snapshot.source).items()})
     finally:
         engine.close()
     source = snapshot.source
@@ -133,7 +186,9 @@ def _table(table: TableRef, request: InspectRequest, progress: Progress) -> Insp
         bytes=snapshot.bytes,
         schema=snapshot.schema,
     )
-    return _advised(Facts(request, report, Machine.here(), schema=lambda: schema, table=told))
+    return (
+        _advised(Facts(request, report, Machine.here(), schema=lambda: schema, table=told)) if held is None else report
+    )
 
 
 def _engine(remote: str | None) -> Engine:
@@ -146,7 +201,8 @@ def _engine(remote: str | None) -> Engine:
     return LocalEngine()
 
 
-def _files(found: Target, request: InspectRequest, progress: Progress) -> InspectReport:
+def _files(found: Target, request: InspectRequest, progress: Progress, *, alone: bool) -> InspectReport:
+    """Looks at files; `alone`, for their own sake: then their origin and the rules are asked, too."""
     manifest, record = found.manifest, found.record
     recorded = record.files if record else manifest.files if manifest else None
     known = [file.path for file in recorded] if recorded is not None else list(found.entries)
@@ -189,8 +245,8 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         groups = sum(file.row_groups for file in manifest.files)
     codecs = {codec for column in told.columns for codec in column.compression}
     codecs |= {codec for footer in good for codec in footer.compression if is_stream_name(footer.path)}
-    rows = sum(footer.rows for footer in good) if good else None
-    fresh = _freshness(found, request)
+    rows = manifest.rows if manifest else sum(footer.rows for footer in good) if good else None
+    age, above = _freshness(found, rows, request) if alone else (None, None)
     listed = [found.entries[path] for path in data if path in found.entries]
     lengths = [entry.bytes for entry in listed]
     report = InspectReport(
@@ -206,7 +262,7 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         generation=record.generation if record else manifest.generation if manifest else None,
         engine=f"{manifest.engine} ({manifest.engine_version})" if manifest else None,
         options=contents.options(manifest) if manifest else {},
-        rows=manifest.rows if manifest else rows,
+        rows=rows,
         files=len(lengths),
         bytes=sum(lengths),
         uncompressed=sum(told.uncompressed.values()) if told.columns else None,
@@ -218,8 +274,11 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         row_group_bytes=told.row_group_bytes,
         file_bytes=spread(lengths),
         compression=", ".join(sorted(codecs)) or None,
-        freshness=fresh.state if fresh else None,
-        freshness_detail=fresh.detail if fresh else None,
+        freshness=age.state if age else None,
+        freshness_detail=age.detail if age else None,
+        versions_behind=age.versions_behind if age else None,
+        rows_behind=age.rows_behind if age else None,
+        source_freshness=above,
         verified=verified,
         verified_detail=detail,
         problems=tuple(problems),
@@ -231,7 +290,9 @@ def _files(found: Target, request: InspectRequest, progress: Progress) -> Inspec
         extensions=contents.extensions(listed),
         folders=contents.folders(listed),
     )
-    return _advised(of_files(found, request, report, footers))
+    here = Here.found(os.environ, request.world_size)
+    report = dataclasses.replace(report, loader=settings(report, here, request.batch_size))
+    return _advised(of_files(found, request, report, footers)) if alone else report
 
 
 def _unkept(found: Target, whole: list[str], *, verify: bool) -> list[str]:
@@ -273,11 +334,8 @@ def _splits(manifest: Manifest | None, footers: dict[str, Footer | StageError]) 
     return rows
 
 
-def _freshness(found: Target, request: InspectRequest) -> Freshness | None:
-    if found.record:
-        return freshness.of_copy(found.record.source, found.record.generation)
-    if not found.manifest:
-        return None
+def _freshness(found: Target, rows: int | None, request: InspectRequest) -> tuple[Freshness | None, Freshness | None]:
+    """How a target compares with its origin, and how a copy's export compares with its table."""
 
     def resolve(text: str) -> Snapshot:
         table = TableRef(text)
@@ -287,7 +345,10 @@ def _freshness(found: Target, request: InspectRequest) -> Freshness | None:
         finally:
             engine.close()
 
-    return freshness.of_export(found.manifest, resolve)
+    if found.record:
+        fresh, manifest = freshness.of_copy(found.record, found.manifest, rows)
+        return fresh, freshness.of_source(manifest, resolve) if manifest else None
+    return (freshness.of_export(found.manifest, resolve) if found.manifest else None), None
 
 
 def _age(timestamp: str | None) -> float | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from uc_stage.errors import StageError
 from uc_stage.inspection import again
+from uc_stage.inspection.platform import datasets_cache
 from uc_stage.ipc import is_stream_name
 from uc_stage.parquet import Footer, read_schema
 from uc_stage.ranks import read_world_size
@@ -68,11 +69,7 @@ class Machine:
     @property
     def datasets_cache(self) -> tuple[str, str]:
         """Where `datasets` keeps what it builds, and the variable that says so; its default where none does."""
-        for name, below in (("HF_DATASETS_CACHE", ""), ("HF_HOME", "datasets")):
-            if told := self.environment.get(name):
-                return os.path.join(os.path.expanduser(told), below).rstrip("/"), name
-        above = self.environment.get("XDG_CACHE_HOME") or "~/.cache"
-        return os.path.join(os.path.expanduser(above), "huggingface", "datasets"), ""
+        return datasets_cache(self.environment)
 
 
 @dataclass(frozen=True, slots=True)

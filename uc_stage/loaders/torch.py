@@ -23,6 +23,7 @@ from uc_stage.loaders.columns import Batch, Nulls, split, tensors
 from uc_stage.loaders.files import open_files
 from uc_stage.loaders.passing import as_is
 from uc_stage.loaders.position import FORMAT, Position, read_state
+from uc_stage.loaders.sizes import AHEAD_BYTES, DEFAULT_BUFFER, THREADS, WINDOW_BYTES, mixed_bytes
 from uc_stage.loaders.window import RollingWindow, refuse_small
 from uc_stage.model import DEFAULT_CACHE_DIR
 from uc_stage.ranks import ranks_here, reader_of
@@ -35,16 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Nulls", "ParquetBatches", "as_is", "tensors"]
 
-# Uncompressed bytes of row groups that are read at once where nothing is shuffled, and of what is converted at once.
-_WINDOW_BYTES = 32 * 1024**2
+# What is converted at once.
 _CHUNK_BYTES, _CHUNK_ROWS = 4 * 1024**2, 64 * 1024
-# What waits between the threads that decode and the one that converts.
-_AHEAD_BYTES = 64 * 1024**2
-_THREADS = 2
-# At most this part of all rows is shuffled together, unless that is less than a moment's work.
-_MIXED_PARTS = 16
-_LEAST_MIXED_BYTES = 16 * 1024**2
-DEFAULT_BUFFER = 128 * 1024**2
 
 
 # An iterator that a script still holds at its end has threads to stop, while there are modules to do it with.
@@ -221,7 +214,7 @@ class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
         self._shared[1] = info.num_workers if info else 0
         self._position = self._begin(info.num_workers, info.id) if info else self._begin(1)
         self._loaded = None
-        batches = self._batches(self._position, 1 if info else _THREADS)
+        batches = self._batches(self._position, 1 if info else THREADS)
         _open.add(batches)
         return batches
 
@@ -261,10 +254,7 @@ class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
     def _read(self, spans: Spans, epoch: int, threads: int) -> Generator[Any]:
         """The rows of spans as record batches, read and decoded ahead in threads."""
         shuffled = (self.seed, epoch) if self.shuffle else None
-        size = _WINDOW_BYTES
-        if self.shuffle:
-            # Where a worker's run begins or ends within a window, it decodes all of it: small windows for few rows.
-            size = min(self.buffer, max(_LEAST_MIXED_BYTES, self._files.row_bytes * self.rows // _MIXED_PARTS))
+        size = mixed_bytes(self._files.row_bytes * self.rows, self.buffer) if self.shuffle else WINDOW_BYTES
         found = order.windows(self._files.groups(), size, shuffled, whole_files=self._window is not None)
         rows = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // self._files.row_bytes))
         tasks = list(order.overlaps(found, spans))
@@ -284,7 +274,7 @@ class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
 
         openers = (opener(number, task) for number, task in enumerate(tasks))
         try:
-            with closing(ahead(openers, lambda chunk: int(chunk.nbytes), threads, max(size, _AHEAD_BYTES))) as chunks:
+            with closing(ahead(openers, lambda chunk: int(chunk.nbytes), threads, max(size, AHEAD_BYTES))) as chunks:
                 try:
                     # `yield from` would close `chunks` first, which waits for threads that may wait for files.
                     for chunk in chunks:  # noqa: UP028 - see above

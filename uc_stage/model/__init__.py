@@ -5,6 +5,15 @@ Sizes are bytes, times are seconds, row counts are rows; nothing here is formatt
 
 from __future__ import annotations
 
+from uc_stage.model.comparing import (
+    Differing,
+    DiffReport,
+    DiffSide,
+    FilesDiff,
+    Retyped,
+    RowsDiff,
+    SchemaDiff,
+)
 from uc_stage.model.copies import (
     DEFAULT_CACHE_DIR,
     CachedCopy,
@@ -43,6 +52,7 @@ from uc_stage.model.inspecting import (
     Bin,
     Column,
     Footers,
+    Freshness,
     InspectReport,
     InspectRequest,
     Packed,
@@ -53,7 +63,9 @@ from uc_stage.model.inspecting import (
     Spread,
     TargetKind,
 )
+from uc_stage.model.loading import Framework, LoaderSettings, Snippet
 from uc_stage.model.measuring import BenchReport, BenchRequest, Measurement, Requirement
+from uc_stage.model.node import FactState, NodeFact
 from uc_stage.model.tables import Field, TableRef, read_timestamp
 
 __all__ = [
@@ -76,20 +88,29 @@ __all__ = [
     "CopyFile",
     "CopyForm",
     "CopyState",
+    "DiffReport",
+    "DiffSide",
+    "Differing",
     "EngineName",
     "ExportFile",
     "ExportPlan",
     "ExportReport",
     "ExportRequest",
+    "FactState",
     "Field",
+    "FilesDiff",
     "Footers",
+    "Framework",
+    "Freshness",
     "Holder",
     "InspectReport",
     "InspectRequest",
     "Kept",
     "Layout",
     "Loader",
+    "LoaderSettings",
     "Measurement",
+    "NodeFact",
     "Packed",
     "Pile",
     "PlannedSplit",
@@ -98,8 +119,12 @@ __all__ = [
     "PruneReport",
     "PruneRequest",
     "Requirement",
+    "Retyped",
+    "RowsDiff",
+    "SchemaDiff",
     "Severity",
     "Snapshot",
+    "Snippet",
     "Source",
     "SplitShare",
     "Spread",

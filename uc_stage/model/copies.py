@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from uc_stage.model.node import NodeFact
 
 # Local NVMe on the platform; `caching` refuses the folder where somebody else prepared it.
 DEFAULT_CACHE_DIR = "/tmp/uc-stage"  # noqa: S108 - see above
@@ -89,6 +92,9 @@ class CachedCopy:
         freshness: `stale` where the source has another generation now, `unknown` where it did not tell in time; None
             where it was not asked.
         freshness_detail: what it has now, or why that is unknown.
+        rows: of the copy of an export, as its manifest tells.
+        versions_behind, rows_behind: how many versions of the table, and rows, the source has more now; None where
+            nothing tells.
     """
 
     path: str
@@ -105,6 +111,9 @@ class CachedCopy:
     variant: str = ""
     freshness: Literal["fresh", "stale", "unknown"] | None = None
     freshness_detail: str | None = None
+    rows: int | None = None
+    versions_behind: int | None = None
+    rows_behind: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +181,17 @@ class CacheReport:
 
 @dataclass(frozen=True, slots=True)
 class CopiesReport:
-    """The copies of this node, the least recently used first, and the room that they leave."""
+    """The copies of this node, the least recently used first, and the room that they leave.
+
+    `node` tells of the machine, where it was asked what that can do.
+    """
 
     cache_dir: str
     copies: tuple[CachedCopy, ...]
     bytes: int
     bytes_free: int
     in_memory: bool
+    node: tuple[NodeFact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

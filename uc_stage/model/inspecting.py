@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from uc_stage.model.loading import LoaderSettings
     from uc_stage.model.tables import Field
 
 
@@ -161,6 +162,23 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
+class Freshness:
+    """How something compares with its origin as that is now.
+
+    Attributes:
+        detail: what it was compared with, or why the state is unknown.
+        versions_behind: how many versions of the table the origin is ahead; negative where it is behind.
+        rows_behind: how many more rows the origin has now; negative for fewer. None, as that of the versions, where
+            neither the log nor a manifest tells.
+    """
+
+    state: Literal["fresh", "stale", "unknown"]
+    detail: str
+    versions_behind: int | None = None
+    rows_behind: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class InspectReport:
     """What a target is and holds. What a kind of target has no word for is None.
 
@@ -181,6 +199,10 @@ class InspectReport:
         folders: those that are no Parquet by the folder they lie in: the classes of images or of audio.
         freshness: `fresh` or `stale` against the table (an export) or the source (a copy); `unknown` where that
             cannot be reached from here; None for what has no origin.
+        versions_behind, rows_behind: as `Freshness` has them, of the same comparison.
+        source_freshness: of a copy's export against its table.
+        loader: how to read it here, by `torch` for uc-stage's own loader and `hf`; empty for what has no Parquet or
+            Arrow rows.
         verified: whether every file's bytes match what was recorded; None unless `verify` was asked.
         verified_detail: how many files were checked in which way.
         variant: the part of its source that a copy holds, as its record tells; empty for all of it.
@@ -223,6 +245,10 @@ class InspectReport:
     file_sizes: tuple[Bin, ...] = ()
     extensions: dict[str, Pile] = field(default_factory=dict)
     folders: dict[str, Pile] = field(default_factory=dict)
+    versions_behind: int | None = None
+    rows_behind: int | None = None
+    source_freshness: Freshness | None = None
+    loader: dict[str, LoaderSettings] = field(default_factory=dict)
     advice: tuple[Advice, ...] = ()
     fail_on: Literal["wrong", "warn"] | None = None
 

@@ -149,6 +149,7 @@ def look_at_copy(root: str, path: str, opened: Mapping[int, set[str]] | None = N
         idle_seconds=max(0.0, time.time() - used),
         holders=using,
         variant=known.variant if known else "",
+        rows=manifest.rows if manifest else None,
     )
 
 

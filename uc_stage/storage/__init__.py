@@ -12,7 +12,7 @@ from uc_stage.storage.durable import sync, sync_all, sync_folder
 from uc_stage.storage.folder import Entry, Folder, Ranges, translated
 from uc_stage.storage.local import TEMPORARY_SUFFIX, LocalFolder, go_direct
 from uc_stage.storage.remote import RemoteFolder
-from uc_stage.storage.space import Space, available_memory, space_at
+from uc_stage.storage.space import Space, available_memory, kind_of, space_at
 
 __all__ = [
     "TEMPORARY_SUFFIX",
@@ -24,6 +24,7 @@ __all__ = [
     "Space",
     "available_memory",
     "go_direct",
+    "kind_of",
     "open_folder",
     "space_at",
     "sync",

@@ -132,6 +132,11 @@ class LocalEngine:
         """The table of a snapshot as its log tells it: how its data files name the columns, which rows are deleted."""
         return self._table(snapshot.source)
 
+    def data_files(self, source: Source) -> dict[str, tuple[int, str]]:
+        """The data files of a version by their paths: the bytes of each, and what tells its deleted rows."""
+        found = self._table(source).state.files
+        return {file.path: (file.size, file.deletion_vector.id if file.deletion_vector else "") for file in found}
+
     def close(self) -> None:
         """Lets go of the tables."""
         self._opened.clear()
