@@ -26,7 +26,7 @@ from uc_stage.holders import USED_PATH
 from uc_stage.locks import Lock, reserved
 from uc_stage.manifest import COPY_PATH
 from uc_stage.model import CacheReport, CacheRequest, Holder, PruneRequest
-from uc_stage.storage import space, space_at
+from uc_stage.storage import limits, space_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -546,7 +546,7 @@ def test_room_in_memory_is_what_is_available_of_it(
     for name, text in (("max", "9000000\n"), ("current", "8500000\n"), ("stat", "anon 1\ninactive_file 400000\n")):
         (tmp_path / f"memory.{name}").write_text(text)
     assert space_at(str(tmp_path)).in_memory is False
-    monkeypatch.setattr(space, "_CGROUP", str(tmp_path))
+    monkeypatch.setattr(limits, "_GROUPS", str(tmp_path))
     assert space_at(memory).free == 900_000
     (tmp_path / "memory.max").write_text("max\n")
     with open("/proc/meminfo", encoding="ascii") as lines:

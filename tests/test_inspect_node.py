@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 import uc_stage
 from tests.fixtures.shell import uc_stage as command_line
+from uc_stage import storage
 from uc_stage.errors import Unavailable
 from uc_stage.inspection import machine, node, platform
 from uc_stage.inspection.patience import Asked
 from uc_stage.model import CopiesReport, NodeFact
+from uc_stage.storage import limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -247,8 +249,8 @@ def test_shared_memory_that_is_small_or_not_there_is_not_well(disk: str, tmp_pat
     assert (missing.state, missing.text) == ("bad", "`/nowhere` is not there")
 
 
-def group(folder: Path, line: str, **files: str) -> dict[str, str]:
-    """A `/proc` and a control group's folder as a container has them."""
+def group(patch: pytest.MonkeyPatch, folder: Path, line: str, **files: str) -> None:
+    """Gives this process a `/proc` and a control group's folder as a container has them."""
     proc, groups = folder / "proc", folder / "groups"
     (proc / "self").mkdir(parents=True)
     (proc / "meminfo").write_text("MemTotal:  8000 kB\nMemFree: 1 kB\nMemAvailable:  6000 kB\n")
@@ -257,18 +259,21 @@ def group(folder: Path, line: str, **files: str) -> dict[str, str]:
         path = groups / name.replace("__", "/").replace("_DOT_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return {"proc": str(proc), "groups": str(groups)}
+    patch.setattr(limits, "_PROC", str(proc))
+    patch.setattr(limits, "_GROUPS", str(groups))
 
 
-def test_the_limits_of_control_groups_of_version_2_count_also_those_above(tmp_path: Path) -> None:
-    where = group(
-        tmp_path, "0::/job/step\n",
+def test_the_limits_of_control_groups_of_version_2_count_also_those_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group(
+        monkeypatch, tmp_path, "0::/job/step\n",
         job__memory_DOT_max="4096000\n", job__memory_DOT_current="3000000\n",
         job__memory_DOT_stat="anon 1\ninactive_file 500000\n", job__step__memory_DOT_max="max\n",
         job__cpu_DOT_max="150000 100000\n", job__step__cpu_DOT_max="max 100000\n",
     )  # fmt: skip
 
-    memory, cpus = machine.memory(**where), machine.cpus(**where)
+    memory, cpus = storage.memory(), storage.cpus()
 
     assert (memory.machine, memory.limit, memory.available) == (8_192_000, 4_096_000, 1_596_000)
     assert memory.total == 4_096_000
@@ -276,24 +281,24 @@ def test_the_limits_of_control_groups_of_version_2_count_also_those_above(tmp_pa
 
 
 def test_the_limits_of_control_groups_of_version_1_count_also_where_a_container_sees_its_own_as_the_root(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = group(
-        tmp_path, "7:cpu,cpuacct:/docker/ab\n5:memory:/docker/ab\n0::/docker/ab\n",
+    group(
+        monkeypatch, tmp_path, "7:cpu,cpuacct:/docker/ab\n5:memory:/docker/ab\n0::/docker/ab\n",
         memory__memory_DOT_limit_in_bytes="2000000\n", memory__memory_DOT_usage_in_bytes="1500000\n",
         memory__memory_DOT_stat="total_inactive_file 100\n",
         cpu__cpu_DOT_cfs_quota_us="50000\n", cpu__cpu_DOT_cfs_period_us="100000\n",
     )  # fmt: skip
 
-    assert machine.memory(**where).available == 500_100
-    assert machine.cpus(**where).limit == 0.5
-    free = group(tmp_path / "other", "5:memory:/\n", memory__memory_DOT_limit_in_bytes=f"{2**63 - 4096}\n")
-    assert machine.memory(**free).limit is None
-    assert machine.memory(**free).total == 8_192_000
+    assert storage.memory().available == 500_100
+    assert storage.cpus().limit == 0.5
+    group(monkeypatch, tmp_path / "other", "5:memory:/\n", memory__memory_DOT_limit_in_bytes=f"{2**63 - 4096}\n")
+    assert storage.memory().limit is None
+    assert storage.memory().total == 8_192_000
 
 
 def test_little_memory_is_not_well_and_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(64 * 10**9, 2 * 10**9, 5 * 10**8))
+    monkeypatch.setattr(storage, "memory", lambda: storage.Memory(64 * 10**9, 2 * 10**9, 5 * 10**8))
 
     found = node.memory()
 
@@ -301,7 +306,7 @@ def test_little_memory_is_not_well_and_the_limit_is_named(monkeypatch: pytest.Mo
 
 
 def test_fewer_processors_than_ranks_are_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "cpus", lambda: machine.Cpus(16, 16, 4.0))
+    monkeypatch.setattr(storage, "cpus", lambda: storage.Cpus(16, 16, 4.0))
 
     assert node.cpus({}).text == "4 to use of 16, control group's limit 4"
     few, enough = (node.cpus({"WORLD_SIZE": "64", "LOCAL_WORLD_SIZE": ranks}) for ranks in ("8", "4"))

@@ -19,7 +19,7 @@ from tests.fixtures.delta import make_kinds, make_numbers
 from tests.fixtures.readme import readme_code
 from uc_stage.errors import InvalidRequest, NoSpace, NotFound, Unavailable, Unsupported, VerificationFailed
 from uc_stage.loaders.arrays import _combined, arrays
-from uc_stage.storage import available_memory, space
+from uc_stage.storage import limits, memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,9 +111,9 @@ def test_without_a_word_half_of_the_memory_that_a_container_leaves_may_be_taken(
 ) -> None:
     for name, text in (("max", "9000000\n"), ("current", "8960000\n"), ("stat", "anon 1\ninactive_file 10000\n")):
         (tmp_path / f"memory.{name}").write_text(text)
-    monkeypatch.setattr(space, "_CGROUP", str(tmp_path))
+    monkeypatch.setattr(limits, "_GROUPS", str(tmp_path))
 
-    assert available_memory() == 50_000
+    assert memory().available == 50_000
     with pytest.raises(NoSpace, match=r"25\.0 kB"):
         uc_stage.load(numbers)
 
@@ -121,19 +121,9 @@ def test_without_a_word_half_of_the_memory_that_a_container_leaves_may_be_taken(
 def test_where_nothing_tells_of_memory_nothing_is_refused(
     numbers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "_CGROUP", str(tmp_path))
-    monkeypatch.setattr(space, "_MEMINFO", str(tmp_path / "none"))
+    monkeypatch.setattr(limits, "_PROC", str(tmp_path))
 
     assert uc_stage.load(numbers).table.num_rows == 5000
-
-
-def test_the_older_kind_of_control_group_is_respected_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "memory").mkdir()
-    for name, text in (("limit_in_bytes", "900\n"), ("usage_in_bytes", "700\n"), ("stat", "total_inactive_file 50\n")):
-        (tmp_path / "memory" / f"memory.{name}").write_text(text)
-    monkeypatch.setattr(space, "_CGROUP", str(tmp_path))
-
-    assert available_memory() == 250
 
 
 @pytest.mark.parametrize(

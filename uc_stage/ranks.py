@@ -98,10 +98,11 @@ def reader_of(
     return job[0] % (job[1] // shard[1]), job[1] // shard[1]
 
 
-def ranks_here(world_size: int, environment: Mapping[str, str] | None = None) -> int:
-    """How many of so many ranks are on this node, as the launcher tells; all of them where it does not."""
+def ranks_here(world_size: int, environment: Mapping[str, str] | None = None, most: int | None = None) -> int:
+    """How many of so many ranks are on this node, as the launcher tells; all, or `most` of them, where it does not."""
     text = (os.environ if environment is None else environment).get("LOCAL_WORLD_SIZE", "").strip()
-    return min(world_size, max(1, int(text))) if _NUMBER.fullmatch(text) else world_size
+    local = max(1, int(text)) if _NUMBER.fullmatch(text) else most
+    return world_size if local is None else min(world_size, local)
 
 
 def _pair(told: Mapping[str, int], rank: str, size: str) -> tuple[int, int] | None:

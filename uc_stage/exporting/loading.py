@@ -6,13 +6,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from uc_stage import storage
 from uc_stage.engines.selection import NATURAL
 from uc_stage.errors import InvalidRequest, NoSpace, Unavailable, VerificationFailed
 from uc_stage.exporting import choose_engine, open_engine
 from uc_stage.exporting.planning import check_flags
 from uc_stage.progress import SILENT
 from uc_stage.sizes import format_size
-from uc_stage.storage import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +85,7 @@ def load(request: ExportRequest, memory: int | None = None, progress: Progress =
     check_flags(request)
     if memory is not None and memory < 1:
         raise InvalidRequest(f"`memory={memory}` is no number of bytes", hint="give 1 or more, or leave it out")
-    most = available_memory() // _SHARE if memory is None else memory
+    most = storage.memory().available // _SHARE if memory is None else memory
     name, reason = choose_engine(request)
     engine = open_engine(name, request.remote)
     try:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 from uc_stage.errors import StageError
 from uc_stage.inspection import again
 from uc_stage.inspection.platform import datasets_cache
+from uc_stage.inspection.settings import MOST_LOCAL_RANKS
 from uc_stage.ipc import is_stream_name
 from uc_stage.parquet import Footer, read_schema
-from uc_stage.ranks import read_world_size
+from uc_stage.ranks import ranks_here, read_world_size
 from uc_stage.storage import space_at
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 # Of `bench`, too.
 DEFAULT_BATCH_SIZE = 256
-# No node has more GPUs that anybody rents; where the launcher does not tell how many ranks a node has.
-_MOST_LOCAL_RANKS = 8
 # In the variant of a copy that is one node's share.
 _SHARD = re.compile(r"(?:^| )shard=\d+/(\d+)(?: |$)")
 _LOG = "_delta_log"
@@ -68,7 +67,7 @@ class Machine:
 
     @property
     def datasets_cache(self) -> tuple[str, str]:
-        """Where `datasets` keeps what it builds, and the variable that says so; its default where none does."""
+        """Where `datasets` keeps what it builds, and the variable that says so; empty where none does."""
         return datasets_cache(self.environment)
 
 
@@ -144,10 +143,7 @@ class Facts:
     @property
     def local_ranks(self) -> int:
         """The ranks of one node."""
-        told = self.machine.environment.get("LOCAL_WORLD_SIZE", "")
-        if told.isascii() and told.isdigit() and int(told):
-            return int(told)
-        return min(self.ranks or 1, _MOST_LOCAL_RANKS)
+        return ranks_here(self.ranks or 1, self.machine.environment, MOST_LOCAL_RANKS)
 
     @property
     def readers(self) -> int | None:

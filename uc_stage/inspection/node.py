@@ -12,6 +12,7 @@ import secrets
 from functools import partial
 from typing import TYPE_CHECKING
 
+from uc_stage import storage
 from uc_stage.errors import StageError
 from uc_stage.inspection import copies, machine, platform
 from uc_stage.inspection.patience import Asked
@@ -190,7 +191,7 @@ def shared_memory(path: str) -> NodeFact:
 
 def memory() -> NodeFact:
     """The memory that this process may use."""
-    found = machine.memory()
+    found = storage.memory()
     facts = {"machine": found.machine, "limit": found.limit, "available": found.available}
     whose = "" if found.limit is None or found.limit > found.machine else " that its control group allows"
     text = f"{format_size(found.available)} available of {format_size(found.total)}{whose}"
@@ -202,7 +203,7 @@ def memory() -> NodeFact:
 
 def cpus(environment: Mapping[str, str]) -> NodeFact:
     """The processors that this process may use, also against the ranks of this node."""
-    found = machine.cpus()
+    found = storage.cpus()
     facts = {"machine": found.machine, "allowed": found.allowed, "limit": found.limit, "usable": found.usable}
     text = f"{found.usable:,} to use"
     if found.usable < found.machine:

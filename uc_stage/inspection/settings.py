@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from uc_stage import storage
 from uc_stage.inspection import machine
 from uc_stage.inspection.patience import Asked
 from uc_stage.inspection.platform import datasets_cache
@@ -34,7 +35,7 @@ _COPIES = 3
 _ARROW_FACTOR = 1.8
 _ASK_SECONDS = 1.0
 # Where no launcher tells: no node has more GPUs that anybody rents.
-_MOST_LOCAL_RANKS = 8
+MOST_LOCAL_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,8 @@ class Here:
         """What the machine and the environment tell; `world_size` goes before what a launcher does."""
         room = Asked({"": lambda: _room(datasets_cache(environment)[0])}).answers(_ASK_SECONDS)
         ranks = world_size or read_world_size(environment) or 1
-        local = ranks_here(ranks, environment)
-        if not environment.get("LOCAL_WORLD_SIZE"):
-            local = min(local, _MOST_LOCAL_RANKS)
-        return cls(machine.cpus().usable, ranks, local, room.get(""))
+        local = ranks_here(ranks, environment, MOST_LOCAL_RANKS)
+        return cls(storage.cpus().usable, ranks, local, room.get(""))
 
 
 def settings(report: InspectReport, here: Here, batch_size: int | None = None) -> dict[str, LoaderSettings]:

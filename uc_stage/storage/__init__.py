@@ -10,21 +10,25 @@ import os
 
 from uc_stage.storage.durable import sync, sync_all, sync_folder
 from uc_stage.storage.folder import Entry, Folder, Ranges, translated
+from uc_stage.storage.limits import Cpus, Memory, cpus, memory
 from uc_stage.storage.local import TEMPORARY_SUFFIX, LocalFolder, go_direct
 from uc_stage.storage.remote import RemoteFolder
-from uc_stage.storage.space import Space, available_memory, kind_of, space_at
+from uc_stage.storage.space import Space, kind_of, space_at
 
 __all__ = [
     "TEMPORARY_SUFFIX",
+    "Cpus",
     "Entry",
     "Folder",
     "LocalFolder",
+    "Memory",
     "Ranges",
     "RemoteFolder",
     "Space",
-    "available_memory",
+    "cpus",
     "go_direct",
     "kind_of",
+    "memory",
     "open_folder",
     "space_at",
     "sync",
