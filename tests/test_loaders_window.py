@@ -342,6 +342,16 @@ def test_what_somebody_has_open_of_a_killed_ones_folder_makes_way_all_the_same(t
         own.close()
 
 
+def test_a_removal_that_was_killed_is_finished_by_the_next_one(tmp_path: Path) -> None:
+    killed = own_folder(tmp_path)
+    (tmp_path / "partial" / "window-0").rename(tmp_path / "trash" / "window-0-0a1b2c")
+    killed._lock.close()
+
+    own_folder(tmp_path).close()
+
+    assert not list((tmp_path / "trash").iterdir())
+
+
 def test_a_folder_whose_holder_has_not_said_who_it_is_is_left_to_it(tmp_path: Path) -> None:
     first = own_folder(tmp_path)
     with open(lock_path(str(tmp_path), f"{tmp_path}/copies/window-0"), "wb"):
