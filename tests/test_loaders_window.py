@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import multiprocessing
@@ -31,6 +32,7 @@ from uc_stage.manifest import CopyRecord
 from uc_stage.publish import OwnFolder, lock_path
 from uc_stage.publish.windows import sweep
 from uc_stage.ranks import ranks_here
+from uc_stage.transfer.arriving import ArrivingFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -350,6 +352,19 @@ def test_a_removal_that_was_killed_is_finished_by_the_next_one(tmp_path: Path) -
     own_folder(tmp_path).close()
 
     assert not list((tmp_path / "trash").iterdir())
+
+
+def test_a_disk_that_fills_up_meanwhile_is_the_one_that_is_named(
+    export: tuple[str, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ArrivingFile, "write", full)
+
+    with pytest.raises(NoSpace, match=f"`{tmp_path}/partial/window-0/.*`: No space left"):
+        list(ParquetBatches(export[0], 500, window="1MB", cache_dir=str(tmp_path)))
+    assert not list((tmp_path / "partial").iterdir())
 
 
 def test_a_folder_whose_holder_has_not_said_who_it_is_is_left_to_it(tmp_path: Path) -> None:
