@@ -295,6 +295,9 @@ def test_null_in_an_array_is_refused_filled_or_an_object() -> None:
     assert caught.value.hint == "give `nulls='object'`, or load the other rows: where='l IS NOT NULL'"
     with pytest.raises(InvalidRequest, match="no value of `n`"):
         arrays(table, {"n": "x"})
+    with pytest.raises(InvalidRequest, match=r"`1\.5` in `nulls` is no value of `n`"):
+        arrays(table, {"n": 1.5})
+    assert arrays(table.select(["n", "f"]), {"n": np.float32(2)})["n"].tolist() == [1, 2]
     with pytest.raises(InvalidRequest, match="`nulls` names `m`"):
         arrays(table, {"m": 1})
     with pytest.raises(InvalidRequest, match="`nulls='zero'` is no way"):

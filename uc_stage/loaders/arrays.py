@@ -61,7 +61,10 @@ class Column:
 
         if self._fill is not None:
             try:
-                return column.fill_null(pa.scalar(self._fill, column.type))
+                fill = pa.scalar(self._fill, column.type)
+                if pa.types.is_integer(column.type) and fill.as_py() != self._fill:
+                    raise ValueError(f"it would be {fill}")  # noqa: TRY301 - Arrow cuts fractions off in silence
+                return column.fill_null(fill)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise InvalidRequest(
                     f"`{self._fill!r}` in `nulls` is no value of `{self._name}`, which holds {column.type}",
