@@ -317,6 +317,30 @@ def test_a_killed_reader_leaves_what_the_next_one_removes_and_a_live_ones_stays(
     assert not list((tmp_path / "partial").iterdir())
 
 
+ENDING = """
+import sys
+from torch.utils.data import DataLoader
+import uc_stage.loaders.torch
+from uc_stage.loaders.torch import ParquetBatches
+uc_stage.loaders.torch.WINDOW_BYTES = uc_stage.loaders.torch.AHEAD_BYTES = 1
+data = ParquetBatches(sys.argv[1], 100, window=int(sys.argv[2]), cache_dir=sys.argv[3])
+batches = iter(DataLoader(data, batch_size=None, num_workers=1, timeout=60, multiprocessing_context="fork"))
+next(batches)
+"""
+
+
+def test_workers_that_a_script_holds_to_its_end_leave_nothing(export: tuple[str, Manifest], tmp_path: Path) -> None:
+    path, manifest = export
+    asked = [path, str(3 * manifest.files[0].bytes), str(tmp_path)]
+
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ENDING, *asked], env=clean_environment(), timeout=90, check=True
+    )
+
+    assert (tmp_path / "partial").is_dir()
+    assert not list((tmp_path / "partial").iterdir())
+
+
 def test_a_folder_that_was_killed_before_it_was_marked_is_taken_over(
     export: tuple[str, Manifest], tmp_path: Path
 ) -> None:
