@@ -18,7 +18,9 @@ import uc_stage
 from tests.fixtures.delta import make_kinds, make_numbers
 from tests.fixtures.readme import readme_code
 from uc_stage.errors import InvalidRequest, NoSpace, NotFound, Unavailable, Unsupported, VerificationFailed
+from uc_stage.exporting.loading import Loaded
 from uc_stage.loaders.arrays import _combined, arrays
+from uc_stage.model import Source
 from uc_stage.storage import limits, memory
 
 if TYPE_CHECKING:
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_numbers(tmp_path_factory.mktemp("tables") / "numbers", 5000, commits=4)
+
+
+def loaded_of(table: pa.Table) -> Loaded:
+    return Loaded(table, Source("t", "0", 0), "local", "it was asked for")
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +166,53 @@ def test_large_integers_with_null_stay_what_they_are_in_pandas(tmp_path: Path) -
     assert list(frame.columns) == ["n", "b", "id", "f", "ok"]
 
 
+def test_large_integers_beside_null_within_lists_maps_and_structs_stay_what_they_are_in_pandas() -> None:
+    big = 2**53 + 1
+    table = pa.table(
+        {
+            "l": [[big, None], None],
+            "s": [{"n": big}, {"n": None}],
+            "m": pa.array([[("a", big)], [("b", None)]], pa.map_(pa.string(), pa.int64())),
+            "n": [big, None],
+        }
+    )
+
+    frame = loaded_of(table).to_pandas()
+
+    assert list(frame["l"][0]) == [big, None]
+    assert list(frame["s"]) == [{"n": big}, {"n": None}]
+    assert list(frame["m"]) == [[("a", big)], [("b", None)]]
+    assert (str(frame["n"].dtype), frame["n"][0]) == ("Int64", big)
+
+
+def test_times_in_lists_that_no_array_holds_are_integers_too() -> None:
+    far = pa.array([2**62, None, 5], pa.timestamp("us", "UTC"))
+    days = pa.array([2**31 - 1, None, 5], pa.int32()).cast(pa.date32())
+    table = pa.table(
+        {
+            "null": pa.ListArray.from_arrays([0, 1, 3], far),
+            "deep": pa.ListArray.from_arrays([0, 1, 1], pa.LargeListArray.from_arrays([0, 3], days)),
+            "fixed": pa.FixedSizeListArray.from_arrays(far.slice(0, 2), 1),
+        }
+    )
+
+    found = arrays(table, "object")
+
+    assert found["null"].tolist() == [[2**62], [None, 5]]
+    assert found["deep"].tolist() == [[[2**31 - 1, None, 5]], []]
+    assert found["fixed"].tolist() == [[2**62], [None]]
+
+
+def test_times_beyond_those_of_python_are_refused_by_the_name_of_their_column() -> None:
+    far = pa.array([2**62, None], pa.timestamp("us", "UTC"))
+    loaded = loaded_of(pa.table({"id": [1, 2], "s": pa.StructArray.from_arrays([far], names=["at"])}))
+
+    for convert in (loaded.to_pandas, loaded.to_numpy):
+        with pytest.raises(Unsupported, match="`s` holds a value that Python has none for"):
+            convert()
+    assert loaded_of(pa.table({"at": far})).to_pandas()["at"][0].year == 148108
+
+
 def test_a_missing_pandas_is_told_with_what_installs_it(kinds: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = uc_stage.load(kinds, columns=["key"])
     monkeypatch.setitem(sys.modules, "pandas", None)
@@ -227,10 +280,14 @@ def test_null_in_an_array_is_refused_filled_or_an_object() -> None:
     assert arrays(table, "object")["l"].tolist() == [[1], None]
     with pytest.raises(Unsupported, match="`f`"):
         arrays(table.select(["f"]), "error")
-    with pytest.raises(Unsupported, match="a list"):
+    with pytest.raises(Unsupported, match="a list") as caught:
         arrays(table.select(["l"]))
+    assert caught.value.hint == "give `nulls='object'`, or load the other rows: where='l IS NOT NULL'"
     with pytest.raises(InvalidRequest, match="no value of `n`"):
         arrays(table, {"n": "x"})
+    with pytest.raises(InvalidRequest, match=r"`1\.5` in `nulls` is no value of `n`"):
+        arrays(table, {"n": 1.5})
+    assert arrays(table.select(["n", "f"]), {"n": np.float32(2)})["n"].tolist() == [1, 2]
     with pytest.raises(InvalidRequest, match="`nulls` names `m`"):
         arrays(table, {"m": 1})
     with pytest.raises(InvalidRequest, match="`nulls='zero'` is no way"):

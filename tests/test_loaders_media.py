@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -102,6 +103,41 @@ def test_a_dataset_is_pickled_without_what_it_has_open(images: Path, tmp_path: P
 
     assert torch.equal(again[0][0], first[0])
     assert again.classes == dataset.classes
+
+
+def test_few_of_many_shards_are_open_at_once_and_none_once_the_dataset_is_gone(tmp_path: Path) -> None:
+    for number in range(40):
+        place = tmp_path / "b" / f"{number % 2}" / f"{number:02d}.bin"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(bytes([number]) * 600)
+    path = uc_stage.cache(str(tmp_path / "b"), str(tmp_path / "copy"), pack=True, pack_size=1)
+
+    dataset = files(path)
+    opened = []
+    for index in [*range(40), *range(40)]:
+        assert dataset[index][0] == bytes([int(dataset.path(index)[2:4])]) * 600
+        opened.append(len(opened_shards(path)))
+
+    assert 20 < max(opened) < 40
+    del dataset
+    assert not opened_shards(path)
+
+
+def opened_shards(path: str) -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return [file for file in found if file.startswith(f"{path}/shard-")]
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_an_image_of_more_than_8_bits_a_channel_is_refused_rather_than_cut_off(tmp_path: Path, name: str) -> None:
+    kind = np.uint16 if name == "a.png" else np.float32
+    Image.fromarray(np.full((2, 2), 1000, kind)).save(tmp_path / name)
+
+    with pytest.raises(VerificationFailed, match=rf"{name}` cannot .* has more than 8 bits a channel"):
+        files(str(tmp_path))[0]
 
 
 def test_audio_is_a_tensor_of_channels_with_its_rate(tmp_path: Path) -> None:

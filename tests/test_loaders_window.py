@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import multiprocessing
@@ -31,6 +32,7 @@ from uc_stage.manifest import CopyRecord
 from uc_stage.publish import OwnFolder, lock_path
 from uc_stage.publish.windows import sweep
 from uc_stage.ranks import ranks_here
+from uc_stage.transfer.arriving import ArrivingFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -315,6 +317,30 @@ def test_a_killed_reader_leaves_what_the_next_one_removes_and_a_live_ones_stays(
     assert not list((tmp_path / "partial").iterdir())
 
 
+ENDING = """
+import sys
+from torch.utils.data import DataLoader
+import uc_stage.loaders.torch
+from uc_stage.loaders.torch import ParquetBatches
+uc_stage.loaders.torch.WINDOW_BYTES = uc_stage.loaders.torch.AHEAD_BYTES = 1
+data = ParquetBatches(sys.argv[1], 100, window=int(sys.argv[2]), cache_dir=sys.argv[3])
+batches = iter(DataLoader(data, batch_size=None, num_workers=1, timeout=60, multiprocessing_context="fork"))
+next(batches)
+"""
+
+
+def test_workers_that_a_script_holds_to_its_end_leave_nothing(export: tuple[str, Manifest], tmp_path: Path) -> None:
+    path, manifest = export
+    asked = [path, str(3 * manifest.files[0].bytes), str(tmp_path)]
+
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ENDING, *asked], env=clean_environment(), timeout=90, check=True
+    )
+
+    assert (tmp_path / "partial").is_dir()
+    assert not list((tmp_path / "partial").iterdir())
+
+
 def test_a_folder_that_was_killed_before_it_was_marked_is_taken_over(
     export: tuple[str, Manifest], tmp_path: Path
 ) -> None:
@@ -340,6 +366,29 @@ def test_what_somebody_has_open_of_a_killed_ones_folder_makes_way_all_the_same(t
         own = own_folder(tmp_path)
         assert lying(tmp_path) == [100]
         own.close()
+
+
+def test_a_removal_that_was_killed_is_finished_by_the_next_one(tmp_path: Path) -> None:
+    killed = own_folder(tmp_path)
+    (tmp_path / "partial" / "window-0").rename(tmp_path / "trash" / "window-0-0a1b2c")
+    killed._lock.close()
+
+    own_folder(tmp_path).close()
+
+    assert not list((tmp_path / "trash").iterdir())
+
+
+def test_a_disk_that_fills_up_meanwhile_is_the_one_that_is_named(
+    export: tuple[str, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ArrivingFile, "write", full)
+
+    with pytest.raises(NoSpace, match=f"`{tmp_path}/partial/window-0/.*`: No space left"):
+        list(ParquetBatches(export[0], 500, window="1MB", cache_dir=str(tmp_path)))
+    assert not list((tmp_path / "partial").iterdir())
 
 
 def test_a_folder_whose_holder_has_not_said_who_it_is_is_left_to_it(tmp_path: Path) -> None:

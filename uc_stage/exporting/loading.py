@@ -11,6 +11,7 @@ from uc_stage.engines.selection import NATURAL
 from uc_stage.errors import InvalidRequest, NoSpace, Unavailable, VerificationFailed
 from uc_stage.exporting import choose_engine, open_engine
 from uc_stage.exporting.planning import check_flags
+from uc_stage.loaders.arrays import no_value
 from uc_stage.progress import SILENT
 from uc_stage.sizes import format_size
 
@@ -48,10 +49,11 @@ class Loaded:
     def to_pandas(self) -> pd.DataFrame:
         """The rows as a `pandas.DataFrame`, as pyarrow makes it, but for integers with NULL.
 
-        Those have pandas' own nullable type (`Int64`): as floating-point numbers, large ones would be others.
+        Those have pandas' own nullable type (`Int64`), and within lists, maps and structs they are Python's: as
+        floating-point numbers, large ones would be others.
 
         Raises:
-            Unavailable: pandas is not installed.
+            Unavailable: pandas is not installed. Unsupported: a value that Python has none for.
         """
         return _frame(self.table)
 
@@ -63,7 +65,8 @@ class Loaded:
                 mapping from columns to values.
 
         Raises:
-            Unsupported: a NULL that is not allowed for. InvalidRequest: a value that the column's type does not hold.
+            Unsupported: a NULL that is not allowed for, or a value that Python has none for.
+            InvalidRequest: a value that the column's type does not hold.
         """
         from uc_stage.loaders.arrays import arrays
 
@@ -147,9 +150,28 @@ def _frame(table: pa.Table) -> pd.DataFrame:
         import pandas as pd
     except ImportError as error:
         raise Unavailable(f"`to_pandas` needs pandas ({error})", hint="pip install pandas") from error
-    frame = table.to_pandas()
-    for name, column in zip(table.schema.names, table.columns, strict=True):
-        if is_a.is_integer(column.type) and column.null_count:
-            dtype = {1: pd.Int8Dtype, 2: pd.Int16Dtype, 4: pd.Int32Dtype, 8: pd.Int64Dtype}[column.type.byte_width]()
-            frame[name] = dtype.__from_arrow__(column)
+    with_null = {
+        index: column
+        for index, column in enumerate(table.columns)
+        if is_a.is_integer(column.type) and column.null_count
+    }
+    filled = table
+    for index, column in with_null.items():
+        filled = filled.set_column(index, table.schema.field(index), column.fill_null(0))
+    frame: pd.DataFrame = _converted(filled)
+    for index, column in with_null.items():
+        dtype = {1: pd.Int8Dtype, 2: pd.Int16Dtype, 4: pd.Int32Dtype, 8: pd.Int64Dtype}[column.type.byte_width]()
+        frame[table.schema.names[index]] = dtype.__from_arrow__(column)
     return frame
+
+
+def _converted(table: pa.Table) -> pd.DataFrame:
+    try:
+        return table.to_pandas(integer_object_nulls=True)
+    except (ValueError, OverflowError):
+        for name in table.schema.names:
+            try:
+                table.select([name]).to_pandas(integer_object_nulls=True)
+            except (ValueError, OverflowError) as error:  # noqa: PERF203 - there is one of them
+                raise no_value(name, error) from error
+        raise

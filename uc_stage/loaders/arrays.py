@@ -61,7 +61,10 @@ class Column:
 
         if self._fill is not None:
             try:
-                return column.fill_null(pa.scalar(self._fill, column.type))
+                fill = pa.scalar(self._fill, column.type)
+                if pa.types.is_integer(column.type) and fill.as_py() != self._fill:
+                    raise ValueError(f"it would be {fill}")  # noqa: TRY301 - Arrow cuts fractions off in silence
+                return column.fill_null(fill)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise InvalidRequest(
                     f"`{self._fill!r}` in `nulls` is no value of `{self._name}`, which holds {column.type}",
@@ -90,16 +93,20 @@ class Column:
             inner = self._whole(values)
             if inner is not None:
                 if column.null_count:
-                    raise self._refused("a list")
+                    raise self._refused("a list", fills=False)
                 return self._cut(inner, lengths.tolist())
-        found: list[Any] = column.to_pylist()
+        found: list[Any]
+        try:
+            found = _with_integers(column).to_pylist()
+        except (ValueError, OverflowError) as error:
+            raise no_value(self._name, error) from error
         return found
 
-    def _refused(self, what: str) -> Unsupported:
+    def _refused(self, what: str, *, fills: bool = True) -> Unsupported:
+        value = f"`nulls={{'{self._name}': 0}}` or another value, " if fills else ""
         return Unsupported(
             f"`{self._name}` holds NULL, and {self.holder} has no place for it: {what}",
-            hint=f"give `nulls={{'{self._name}': 0}}` or another value, `nulls='{self.as_objects}'`, or "
-            + self.where.format(name=self._name),
+            hint=f"give {value}`nulls='{self.as_objects}'`, or " + self.where.format(name=self._name),
         )
 
 
@@ -171,6 +178,13 @@ def arrays(table: Any, nulls: str | Mapping[str, Any] = "nan") -> dict[str, Any]
     }
 
 
+def no_value(name: str, error: Exception) -> Unsupported:
+    """What is raised of a column with a value that Python has none for, such as a date beyond the year 9999."""
+    return Unsupported(
+        f"`{name}` holds a value that Python has none for: {error}", hint="leave that column or those rows out"
+    )
+
+
 def plain(column: Any) -> Any:
     """A column without what only wraps its values: a dictionary, an extension type, a unit of time."""
     import pyarrow as pa
@@ -183,6 +197,24 @@ def plain(column: Any) -> Any:
     if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         column = column.view(pa.int32() if kind.bit_width == _HALF_WORD_BITS else pa.int64())
     return column
+
+
+def _with_integers(column: Any) -> Any:
+    """A list column with integers in the place of times, as `plain` has them; another as it is."""
+    kind = _integers(column.type) if _is_list(column.type) else column.type
+    return column if kind == column.type else column.cast(kind)
+
+
+def _integers(kind: Any) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_integers(kind.value_type), kind.list_size)
+    if _is_list(kind):
+        return (pa.large_list if pa.types.is_large_list(kind) else pa.list_)(_integers(kind.value_type))
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        return pa.int32() if kind.bit_width == _HALF_WORD_BITS else pa.int64()
+    return kind
 
 
 def _combined(column: Any) -> Any:

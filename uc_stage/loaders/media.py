@@ -6,6 +6,8 @@ import importlib.util
 import io
 import os
 import re
+import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 # A dataset must be a class of a module, so that a worker which is spawned can unpickle it.
@@ -32,7 +34,11 @@ _EXTENSIONS = {
     "audio": {".aif", ".aiff", ".flac", ".mp3", ".ogg", ".opus", ".wav"},
     "text": {".md", ".text", ".txt"},
 }
+# So many shards a process has open at once: others are opened again, which takes less than to decode an image.
+_MOST_OPEN = 32
 _ESCAPE = re.compile(r"\\u(dc[89a-f][0-9a-f])")
+# What a dataset has of its process, and is not pickled.
+_OWN = {"_folder", "_lock", "_opened", "_pid"}
 _DECODERS = {"image": ("PIL", "pillow"), "audio": ("soundfile", "soundfile")}
 
 
@@ -130,7 +136,7 @@ class FileSamples(torch.utils.data.Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: no open file."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_folder", "_opened", "_pid")}
+        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes what was pickled."""
@@ -140,7 +146,10 @@ class FileSamples(torch.utils.data.Dataset[Any]):
     def _forget(self) -> None:
         self._pid = os.getpid()
         self._folder: Folder = open_folder(self._url)
+        # The one that was read last is at the end. Guarded, since another thread may close what one reads.
         self._opened: dict[str, Ranges] = {}
+        self._lock = threading.Lock()
+        weakref.finalize(self, _close, self._opened)
 
     def _read(self, index: int) -> bytes:
         if self._pid != os.getpid():
@@ -150,15 +159,23 @@ class FileSamples(torch.utils.data.Dataset[Any]):
             return self._folder.read(self.path(index))
         shard, offset, size = (int(value) for value in self._places[index])
         name = self._shards[shard]
-        if (opened := self._opened.get(name)) is None:
-            opened = self._opened[name] = self._folder.ranges(name)
         buffer = bytearray(size)
-        if size and opened.read_into(memoryview(buffer), offset) < size:
+        with self._lock:
+            whole = not size or self._open(name).read_into(memoryview(buffer), offset) == size
+        if not whole:
             raise VerificationFailed(
                 f"`{self._folder.locate(name)}` ends before `{self.path(index)}` does",
                 hint="make the copy anew: uc-stage cache SOURCE --pack --verify",
             )
         return bytes(buffer)
+
+    def _open(self, name: str) -> Ranges:
+        if (opened := self._opened.pop(name, None)) is None:
+            while len(self._opened) >= _MOST_OPEN:
+                self._opened.pop(next(iter(self._opened))).close()
+            opened = self._folder.ranges(name)
+        self._opened[name] = opened
+        return opened
 
     def _decoded(self, data: bytes, index: int) -> Any:
         try:
@@ -185,7 +202,8 @@ def files(
 ) -> FileSamples:
     """A map-style dataset over the images, the audio or the text in a folder, a copy of one, or a packed copy.
 
-    An image is a `PIL.Image` in RGB, audio a float32 tensor of (channels, frames) with its rate in Hz, text a `str`.
+    An image is a `PIL.Image` in RGB, and one with more than 8 bits a channel an error; audio a float32 tensor of
+    (channels, frames) with its rate in Hz, text a `str`.
     The label is the number of the first folder below `source` in sorted order, as torchvision's `ImageFolder` has it.
     Hidden files and marker files (`_SUCCESS`) are left out, and files of another kind.
 
@@ -250,10 +268,17 @@ def _require_decoder(kind: str, *, decodes: bool) -> None:
         )
 
 
+def _close(opened: dict[str, Ranges]) -> None:
+    while opened:
+        opened.popitem()[1].close()
+
+
 def _image(data: bytes) -> Any:
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:
+        if image.mode.startswith(("I", "F")):
+            raise ValueError(f"mode `{image.mode}` has more than 8 bits a channel, which RGB would cut off")
         return image.convert("RGB")
 
 

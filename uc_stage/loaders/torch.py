@@ -8,6 +8,7 @@ import functools
 import os
 import weakref
 from contextlib import closing, suppress
+from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 # A dataset must be a class of a module, so that a worker which is spawned can unpickle it.
@@ -15,7 +16,7 @@ import torch.distributed  # noqa: TID253 - nothing imports this module but who w
 import torch.utils.data  # noqa: TID253 - as above
 
 from uc_stage.engines.local.ahead import ahead
-from uc_stage.errors import InvalidRequest
+from uc_stage.errors import InvalidRequest, StageError
 from uc_stage.ipc import is_stream_name
 from uc_stage.loaders import order
 from uc_stage.loaders.arrow import in_batches, read_window
@@ -26,6 +27,7 @@ from uc_stage.loaders.position import FORMAT, Position, read_state
 from uc_stage.loaders.sizes import AHEAD_BYTES, DEFAULT_BUFFER, THREADS, WINDOW_BYTES, mixed_bytes
 from uc_stage.loaders.window import RollingWindow, refuse_small
 from uc_stage.model import DEFAULT_CACHE_DIR
+from uc_stage.publish.windows import sweep
 from uc_stage.ranks import ranks_here, reader_of
 from uc_stage.sizes import parse_size
 
@@ -49,6 +51,20 @@ def _close_all() -> None:
     for batches in list(_open):
         with suppress(ValueError):  # another thread is within it
             batches.close()
+
+
+@functools.cache
+def _sweep_at_end(root: str, _: int) -> None:
+    """Lets this process remove at its end what its workers left, which torch kills where a script still holds some.
+
+    They have ended by then: finalizers of a negative priority run once `multiprocessing` has joined its daemons.
+    """
+    util.Finalize(None, _sweep, (root,), exitpriority=-1)
+
+
+def _sweep(root: str) -> None:
+    with suppress(StageError):
+        sweep(root)
 
 
 class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
@@ -134,6 +150,8 @@ class ParquetBatches(torch.utils.data.IterableDataset[Batch]):
             refuse_small(self._window, ranks_here(self.world_size), self._files.listed)
         root = cache_dir or os.environ.get("UC_STAGE_CACHE_DIR") or DEFAULT_CACHE_DIR
         self._root = os.path.abspath(os.path.expanduser(root))
+        if self._window is not None:
+            _sweep_at_end(self._root, os.getpid())
         # In shared memory: workers that live on see what `set_epoch` does here, and this process how many they are.
         self._shared = _shared(torch.zeros(2, dtype=torch.int64))
         self._loaded: Position | None = None

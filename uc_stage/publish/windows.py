@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from uc_stage.errors import InvalidRequest, NoSpace, StageError
 from uc_stage.locks import Lock, read_holder, reserved
 from uc_stage.publish.copies import CopyPublication, remove_copy
-from uc_stage.publish.roots import PARTIAL, evict, lock_path, locks_folder, prepare_root, space_lock_path
+from uc_stage.publish.roots import PARTIAL, empty_trash, evict, lock_path, locks_folder, prepare_root, space_lock_path
 from uc_stage.sizes import format_size
 from uc_stage.storage import space_at
 
@@ -82,13 +82,14 @@ class OwnFolder:
 
 
 def sweep(root: str) -> None:
-    """Removes what processes that have ended left of such folders."""
+    """Removes what processes that have ended left of such folders, also of those whose removal had begun."""
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(f"{root}/{PARTIAL}"):
             if _NAME.fullmatch(name):
                 # One that was killed before it marked its folder left nothing in it, and the next one takes it over.
                 with contextlib.suppress(InvalidRequest):
                     evict(root, f"{root}/{PARTIAL}/{name}")
+    empty_trash(root)
 
 
 def _free(root: str) -> tuple[Lock, str]:

@@ -230,10 +230,13 @@ class _Transfer:
                 f"`{state.whole}` is shorter than its listed {state.asked.bytes} bytes",
                 hint="the source changed or is damaged: run `cache` again, or write the source again",
             )
-        with translated(state.whole):
-            with state.lock:
-                if state.temporary is None:
-                    state.create(self._sink.temporary())
+        with state.lock:
+            if state.temporary is None:
+                temporary = self._sink.temporary()
+                with translated(temporary):
+                    state.create(temporary)
+            assert state.temporary is not None
+        with translated(state.temporary):
             state.write(view, offset)
         self._progress.advance(length)
         with state.lock:
@@ -326,7 +329,7 @@ class _Transfer:
             # Nothing else would tell that the source changed between two reads.
             self._refuse_change(state, reader.stat(), "while it was read")
         assert state.temporary is not None
-        with translated(state.whole):
+        with translated(state.temporary):
             if state.mtime_ns is not None:
                 os.utime(state.descriptor, ns=(state.mtime_ns, state.mtime_ns))
             if self._durable and state.direct >= 0:
