@@ -125,6 +125,31 @@ def test_a_snippet_reads_each_row_of_each_split_once_over_all_ranks(
     assert shuffled != ids(run(code), "train")
 
 
+def test_names_in_a_file_are_no_code_and_no_end_of_a_comment(
+    tmp_path: Path, run: Callable[..., dict[str, Any]]
+) -> None:
+    names = ["a\nraise SystemExit", "b\x00\r", "c\u2028\x1b[31m"]
+    path = str(tmp_path / "odd.parquet")
+    pq.write_table(pa.table({name: pa.array([1, None, 3]) for name in names}), path)
+
+    found = run(uc_stage.inspect(path, snippet="torch").code)
+
+    batch, *_ = found["loader"](None, shuffle=False)
+    assert list(batch) == names
+
+
+@pytest.mark.parametrize("framework", ["torch", "hf"])
+def test_the_ends_of_names_are_read_as_they_are_spelled(
+    framework: Framework, tmp_path: Path, run: Callable[..., dict[str, Any]]
+) -> None:
+    folder = tmp_path / "cased"
+    folder.mkdir()
+    for at, name in enumerate(("A.PARQUET", "b.parquet", "c.Pq")):
+        pq.write_table(pa.table({"id": [at]}), folder / name)
+
+    assert sorted(ids(run(uc_stage.inspect(str(folder), snippet=framework).code), None)) == [0, 1, 2]
+
+
 def test_the_command_prints_code_alone_which_runs_as_it_is_pasted(
     export: str, run: Callable[..., dict[str, Any]]
 ) -> None:
