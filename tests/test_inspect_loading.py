@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import ast
 import datetime as dt
 import decimal
+import json
 import os
 import runpy
 import subprocess
@@ -136,6 +138,18 @@ def test_names_in_a_file_are_no_code_and_no_end_of_a_comment(
 
     batch, *_ = found["loader"](None, shuffle=False)
     assert list(batch) == names
+
+
+@pytest.mark.parametrize("framework", ["torch", "hf"])
+def test_a_split_of_a_changed_manifest_is_no_code(framework: Framework, export: str) -> None:
+    manifest = Path(export) / ".uc_stage" / "manifest.json"
+    told = json.loads(manifest.read_text())
+    told["splits"]["x\nraise SystemExit"] = told["splits"].pop("test")
+    manifest.write_text(json.dumps(told))
+
+    code = uc_stage.inspect(export, snippet=framework).code
+
+    assert not any(isinstance(node, ast.Raise) for node in ast.walk(ast.parse(code)))
 
 
 @pytest.mark.parametrize("framework", ["torch", "hf"])

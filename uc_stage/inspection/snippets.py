@@ -111,7 +111,7 @@ class _Target:
             return {None: [root]}
         if report.generation and re.fullmatch(r"v\d+-[0-9a-f]{6}", report.generation):
             # The generation in the names keeps out what other runs left there.
-            return {split: [f"{root}/{split}-*-{report.generation}.parquet"] for split in self.splits}
+            return {one: [f"{root}/{glob.escape(str(one))}-*-{report.generation}.parquet"] for one in self.splits}
         return {None: [f"{root}/**/*{end}" for end in self.ends]}
 
 
@@ -147,7 +147,7 @@ def _calls(target: _Target, body: str) -> str:
     for split in others:
         lines += [
             f"    for batch in loader({_python(split)}, shuffle=False):",
-            f"        pass  # {split}: a step without gradients",
+            f"        pass  # {_in_comment(str(split))}: a step without gradients",
         ]
     return "\n".join(lines)
 
