@@ -90,8 +90,8 @@ def small_shm(facts: Facts) -> Iterator[Finding]:
     if need > free:
         yield Finding(
             f"{counted(facts.local_ranks, 'ranks')} of {counted(workers, 'workers')} keep {_PREFETCH} "
-            f"batches of {format_size(batch)} each in `{_SHM}`: {format_size(need)}, and {format_size(free)} are free; a "
-            "worker would die of a bus error",
+            f"batches of {format_size(batch)} each in `{_SHM}`: {format_size(need)}, and {format_size(free)} are free; "
+            "a worker would die of a bus error",
             {"need": need, "free": free, "batch_bytes": batch, "local_ranks": facts.local_ranks, **_training(facts)},
             "fewer --workers or a smaller --batch-size; or more shared memory: mount -o remount,size=…, "
             "docker run --shm-size=…",
