@@ -209,6 +209,7 @@ def test_how_an_export_was_cut_is_asked_for_again_where_a_rule_does_not_change_i
 def test_what_is_older_than_its_source_is_told(table: str, tmp_path: Path) -> None:
     dest = uc_stage.export(table, str(tmp_path / "export")).dest
     copy = uc_stage.cache(dest, cache_dir=str(tmp_path / "nvme"))
+    part = uc_stage.cache(dest, cache_dir=str(tmp_path / "nvme"), include=["*.parquet"])
     deltalake.DeltaTable(table).delete("id = 1")
     behind = uc_stage.inspect(dest)
     uc_stage.export(table, dest, keep=1)
@@ -217,6 +218,8 @@ def test_what_is_older_than_its_source_is_told(table: str, tmp_path: Path) -> No
     assert advice(behind, "UCS401").fix == f"uc-stage export {table} {dest}"
     told = uc_stage.inspect(copy, world_size=2)
     assert advice(told, "UCS112").fix == f"uc-stage cache {dest}"
+    flags = "--include '*.parquet'"
+    assert advice(uc_stage.inspect(part), "UCS112").fix == f"uc-stage cache {dest} {flags}"
     again = f"uc-stage export {table} {dest} --world-size 2 --drop-remainder && uc-stage cache {dest}  # or"
     assert advice(told, "UCS208").fix.startswith(again)
     assert advice(uc_stage.inspect(dest), "UCS114").evidence == {"files": 1}

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import ast
 import datetime as dt
 import decimal
+import json
 import os
 import runpy
 import subprocess
@@ -123,6 +125,43 @@ def test_a_snippet_reads_each_row_of_each_split_once_over_all_ranks(
     shuffled = ids(run(code), "train", shuffle=True)
     assert sorted(shuffled) == sorted(ids(run(code), "train"))
     assert shuffled != ids(run(code), "train")
+
+
+def test_names_in_a_file_are_no_code_and_no_end_of_a_comment(
+    tmp_path: Path, run: Callable[..., dict[str, Any]]
+) -> None:
+    names = ["a\nraise SystemExit", "b\x00\r", "c\u2028\x1b[31m"]
+    path = str(tmp_path / "odd.parquet")
+    pq.write_table(pa.table({name: pa.array([1, None, 3]) for name in names}), path)
+
+    found = run(uc_stage.inspect(path, snippet="torch").code)
+
+    batch, *_ = found["loader"](None, shuffle=False)
+    assert list(batch) == names
+
+
+@pytest.mark.parametrize("framework", ["torch", "hf"])
+def test_a_split_of_a_changed_manifest_is_no_code(framework: Framework, export: str) -> None:
+    manifest = Path(export) / ".uc_stage" / "manifest.json"
+    told = json.loads(manifest.read_text())
+    told["splits"]["x\nraise SystemExit"] = told["splits"].pop("test")
+    manifest.write_text(json.dumps(told))
+
+    code = uc_stage.inspect(export, snippet=framework).code
+
+    assert not any(isinstance(node, ast.Raise) for node in ast.walk(ast.parse(code)))
+
+
+@pytest.mark.parametrize("framework", ["torch", "hf"])
+def test_the_ends_of_names_are_read_as_they_are_spelled(
+    framework: Framework, tmp_path: Path, run: Callable[..., dict[str, Any]]
+) -> None:
+    folder = tmp_path / "cased"
+    folder.mkdir()
+    for at, name in enumerate(("A.PARQUET", "b.parquet", "c.Pq")):
+        pq.write_table(pa.table({"id": [at]}), folder / name)
+
+    assert sorted(ids(run(uc_stage.inspect(str(folder), snippet=framework).code), None)) == [0, 1, 2]
 
 
 def test_the_command_prints_code_alone_which_runs_as_it_is_pasted(

@@ -336,7 +336,8 @@ def test_a_server_that_does_not_listen_is_told_of_at_once_without_its_token() ->
 
     assert (found.state, "Connection refused" in found.text) == ("bad", True)
     assert SECRET not in json.dumps([found.text, found.hint, found.facts])
-    assert platform.spark_engine("sc://").state == "bad"
+    for odd in ("sc://", "sc://[bad", "sc://host:99999"):
+        assert platform.spark_engine(odd).state == "bad"
 
 
 def test_a_server_that_accepts_and_says_nothing_is_waited_for_no_longer(

@@ -149,6 +149,25 @@ def test_fewer_files_than_workers_are_told_with_how_many_stand_by() -> None:
     assert not list(ranks.few_files(dataclasses.replace(few, rows={"": (10,) * 8})))
 
 
+def test_an_export_is_no_fix_where_there_are_fewer_rows_than_files_to_make() -> None:
+    few = facts(asked={"world_size": 2, "workers": 2}, counts={"test": (0,), "train": (3,)})
+
+    for check in (ranks.few_files, ranks.unequal_rows):
+        assert only(check, few).fix == "fewer ranks or workers, or more rows: 3 rows cannot be cut into 4 files"
+    assert "it lacks 1 batch of 256" in only(ranks.unequal_rows, few).message
+    for check in (ranks.few_files, ranks.unequal_rows, ranks.uneven_files):
+        assert not list(check(dataclasses.replace(few, rows={"": (0,)})))
+
+
+def test_more_ranks_than_there_are_in_the_world_cost_no_time() -> None:
+    many = facts(environment={"WORLD_SIZE": "999999999"}, counts={"": (1000, 400)})
+
+    found = only(ranks.unequal_rows, many)
+
+    assert found.message.startswith("dealt out file by file, rank 2 of 999999999 gets 0 rows and rank 0 1,000")
+    assert found.evidence["ranks_with_fewer"] == 999_999_998
+
+
 def test_ranks_are_a_matter_only_where_something_tells_of_them() -> None:
     alone = facts(counts={"": (10, 1000)})
     launched = facts(counts={"": (10, 1000)}, environment={"WORLD_SIZE": "4"})

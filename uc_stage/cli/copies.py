@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from uc_stage.cli.text import amount, duration
+from uc_stage.model import variant_words
 from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _FORMS = ("as", "pack", "pack-size")
 def part_words(variant: str) -> str:
     """The part of its source that a copy holds: `shard 0 of 4, include *.jpg`; empty for all of it."""
     words = []
-    for name, value in _words(variant):
+    for name, value in variant_words(variant):
         if name not in _FORMS:
             words.append(f"{name} {value.replace('/', ' of ') if name == 'shard' else value}".rstrip())
     return ", ".join(words)
@@ -27,23 +27,8 @@ def part_words(variant: str) -> str:
 
 def form_words(variant: str) -> str:
     """The form of a copy: `arrow`, or `pack`; empty for the source's files as they are."""
-    found = [value if name == "as" else name for name, value in _words(variant) if name in _FORMS]
+    found = [value if name == "as" else name for name, value in variant_words(variant) if name in _FORMS]
     return found[0] if found else ""
-
-
-def flags(variant: str) -> str:
-    """The flags that ask for a part and a form, each after a blank."""
-    # The number of the layout is not asked for.
-    words = [(name, "" if name == "pack" else value) for name, value in _words(variant)]
-    return "".join(f" --{name}" + (f" {shlex.quote(value)}" if value else "") for name, value in words)
-
-
-def _words(variant: str) -> list[tuple[str, str]]:
-    try:
-        words = shlex.split(variant)
-    except ValueError:  # somebody changed the record
-        words = [variant]
-    return [(name, value) for name, _, value in (word.partition("=") for word in words)]
 
 
 def cache_words(report: CacheReport) -> str:

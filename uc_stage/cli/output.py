@@ -31,6 +31,7 @@ from uc_stage.model import (
     PruneReport,
     Requirement,
     Snippet,
+    variant_flags,
 )
 from uc_stage.sizes import format_size
 
@@ -150,7 +151,7 @@ def _verdict(report: Report) -> tuple[str, dict[str, Any] | None]:
             return "failed", {
                 "code": state,
                 "message": f"the copy of `{report.source}` is {state}",
-                "hint": f"uc-stage cache {report.source}{copies.flags(report.variant)}{again}",
+                "hint": f"uc-stage cache {report.source}{variant_flags(report.variant)}{again}",
                 "exit_code": NOT_FRESH,
             }
         case InspectReport(verified=False):

@@ -86,7 +86,8 @@ def write_snippet(request: InspectRequest, framework: Framework, progress: Progr
     """
     if request.verify:
         raise InvalidRequest("`--snippet` verifies nothing", hint=f"uc-stage inspect {request.target} --verify")
-    return snippet(_side(request, progress).report, framework)
+    side = _side(request, progress)
+    return snippet(side.report, framework, side.files)
 
 
 def _side(request: InspectRequest, progress: Progress) -> Side:

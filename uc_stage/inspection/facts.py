@@ -15,6 +15,7 @@ from uc_stage.inspection import again
 from uc_stage.inspection.platform import datasets_cache
 from uc_stage.inspection.settings import MOST_LOCAL_RANKS
 from uc_stage.ipc import is_stream_name
+from uc_stage.model import variant_flags
 from uc_stage.parquet import Footer, read_schema
 from uc_stage.ranks import ranks_here, read_world_size
 from uc_stage.storage import space_at
@@ -123,11 +124,15 @@ class Facts:
         report = self.report
         if self.manifest is not None:
             told = again.command(self.manifest, self.origin or report.target, flags, without)
-            return told if self.origin is None else f"{told} && uc-stage cache {shlex.quote(self.origin)}"
+            return told if self.origin is None else f"{told} && {self.cache()}"
         excluded = ("--exclude-columns", again.listed(without)) if without else ()
         words = shlex.join((*flags, *excluded))
         table = shlex.quote(report.target) if report.kind == "table" else "TABLE"
         return f"uc-stage export {table} DEST {words}".rstrip()
+
+    def cache(self) -> str:
+        """The command that copies the source again: the same part of it, in the same form."""
+        return f"uc-stage cache {shlex.quote(self.origin or self.report.target)}{variant_flags(self.report.variant)}"
 
     @property
     def is_mapped(self) -> bool:
@@ -172,6 +177,11 @@ class Facts:
             # Text has an offset for each value, and its bytes may be in a dictionary once.
             total += column.values * width if width else max(column.uncompressed, 4 * column.values)
         return int(total)
+
+
+def counted(count: int, unit: str) -> str:
+    """A number of things: `1,234 rows`, `1 row`, `1 batch`."""
+    return f"{count:,} {unit}" if count != 1 else f"1 {unit.removesuffix('es' if unit.endswith('ches') else 's')}"
 
 
 def is_installed(package: str) -> bool:

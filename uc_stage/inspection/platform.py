@@ -68,8 +68,8 @@ def spark_engine(remote: str | None) -> NodeFact:
     facts = {"remote": shown, "client": installed("pyspark"), "server": None}
     if facts["client"] is None and installed("databricks-connect") is None:
         return NodeFact("engine_spark", "bad", "pyspark is not installed", "pip install 'uc-stage[spark]'", facts)
-    url = urlsplit(remote)
     try:
+        url = urlsplit(remote)
         # Quicker than Spark's own client to tell that nobody is there.
         socket.create_connection((url.hostname or "", url.port or _PORT), _TOUCH_SECONDS).close()
     except (OSError, ValueError) as error:

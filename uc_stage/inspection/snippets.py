@@ -12,10 +12,12 @@ from uc_stage.errors import InvalidRequest, Unsupported, VerificationFailed
 from uc_stage.inspection import wholeness
 from uc_stage.ipc import is_stream_name
 from uc_stage.model import Snippet
-from uc_stage.parquet import SUFFIXES
+from uc_stage.parquet import is_parquet_name
 from uc_stage.storage import open_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from uc_stage.model import Framework, InspectReport, LoaderSettings
 
 # What `datasets` cannot make tensors of, wherever in a column it stands; it gives the values themselves.
@@ -30,8 +32,8 @@ _WIDTH = 100
 _IN_THE_WAY = wholeness.BROKEN | {"schema_differs", "table"}
 
 
-def snippet(report: InspectReport, framework: Framework) -> Snippet:
-    """The code for a target that was looked at.
+def snippet(report: InspectReport, framework: Framework, files: Collection[str] = ()) -> Snippet:
+    """The code for a target that was looked at; `files` tell how the ends of their names are spelled.
 
     Raises:
         InvalidRequest: a table, or what has no Parquet or Arrow rows. Unsupported: a column that `datasets` refuses.
@@ -52,7 +54,9 @@ def snippet(report: InspectReport, framework: Framework) -> Snippet:
             hint=f"uc-stage inspect {report.target}",
         )
     settings = report.loader["hf" if framework == "hf" else "torch"]
-    target = _Target(report, settings)
+    names = files or report.extensions
+    ends = dict.fromkeys(name[name.rfind(".") :] for name in names if is_parquet_name(name))
+    target = _Target(report, settings, tuple(sorted(ends)))
     code = {"torch": _torch, "lightning": _lightning, "hf": _hf}[framework](target)
     return Snippet(report.target, framework, code, settings)
 
@@ -61,6 +65,7 @@ def snippet(report: InspectReport, framework: Framework) -> Snippet:
 class _Target:
     report: InspectReport
     settings: LoaderSettings
+    ends: tuple[str, ...]
 
     @property
     def path(self) -> str:
@@ -93,7 +98,7 @@ class _Target:
                 names.append(leaf.column)
         if self.report.columns and not names:
             return ""
-        shown = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")  # noqa: PLR2004 - a line holds three
+        shown = _in_comment(", ".join(names[:3])) + (" and others" if len(names) > 3 else "")  # noqa: PLR2004 - a line holds three
         where = f"in {shown}" if names else "where there is one"
         return f'    # NULL {where} makes a list of that batch; nulls={{"COLUMN": -1}} would keep the tensor.\n'
 
@@ -106,8 +111,13 @@ class _Target:
             return {None: [root]}
         if report.generation and re.fullmatch(r"v\d+-[0-9a-f]{6}", report.generation):
             # The generation in the names keeps out what other runs left there.
-            return {split: [f"{root}/{split}-*-{report.generation}.parquet"] for split in self.splits}
-        return {None: [f"{root}/**/*{end}" for end in report.extensions if end in SUFFIXES]}
+            return {one: [f"{root}/{glob.escape(str(one))}-*-{report.generation}.parquet"] for one in self.splits}
+        return {None: [f"{root}/**/*{end}" for end in self.ends]}
+
+
+def _in_comment(text: str) -> str:
+    """A text as a comment can hold it, whatever names are in it: none ends the line."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def _python(text: str | None) -> str:
@@ -137,13 +147,13 @@ def _calls(target: _Target, body: str) -> str:
     for split in others:
         lines += [
             f"    for batch in loader({_python(split)}, shuffle=False):",
-            f"        pass  # {split}: a step without gradients",
+            f"        pass  # {_in_comment(str(split))}: a step without gradients",
         ]
     return "\n".join(lines)
 
 
 def _head(target: _Target, library: str) -> str:
-    reasons = [f"{name}: {target.settings.reasons[name]}" for name in ("num_workers", "batch_size")]
+    reasons = [_in_comment(f"{name}: {target.settings.reasons[name]}") for name in ("num_workers", "batch_size")]
     lines = [
         line
         for reason in reasons

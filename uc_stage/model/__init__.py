@@ -29,6 +29,8 @@ from uc_stage.model.copies import (
     PrunePlan,
     PruneReport,
     PruneRequest,
+    variant_flags,
+    variant_words,
 )
 from uc_stage.model.exports import (
     DEFAULT_COMPRESSION,
@@ -131,4 +133,6 @@ __all__ = [
     "TableRef",
     "TargetKind",
     "read_timestamp",
+    "variant_flags",
+    "variant_words",
 ]

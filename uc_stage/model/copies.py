@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -242,3 +243,19 @@ class PruneReport:
     bytes: int
     kept: tuple[Kept, ...]
     seconds: float
+
+
+def variant_flags(variant: str) -> str:
+    """The flags that ask for the part and the form of a variant, each after a blank."""
+    # The number of the layout is not asked for.
+    words = [(name, "" if name == "pack" else value) for name, value in variant_words(variant)]
+    return "".join(f" --{name}" + (f" {shlex.quote(value)}" if value else "") for name, value in words)
+
+
+def variant_words(variant: str) -> list[tuple[str, str]]:
+    """The names and values that a variant is made of."""
+    try:
+        words = shlex.split(variant)
+    except ValueError:  # somebody changed the record
+        words = [variant]
+    return [(name, value) for name, _, value in (word.partition("=") for word in words)]

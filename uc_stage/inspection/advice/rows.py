@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from uc_stage.inspection.facts import Finding
+from uc_stage.inspection.facts import Finding, counted
 from uc_stage.inspection.wholeness import BROKEN
 from uc_stage.loaders.built import outdated
 from uc_stage.parquet import is_parquet_name
@@ -29,9 +29,9 @@ def deleted_rows(facts: Facts) -> Iterator[Finding]:
         return
     said = []
     if table.deleted:
-        said.append(f"{table.deleted:,} rows that deletion vectors hide")
+        said.append(f"{counted(table.deleted, 'rows')} that deletion vectors hide")
     if table.others:
-        said.append(f"the rows of {table.others:,} Parquet files that are no part of version {facts.report.version}")
+        said.append(f"the rows of {counted(table.others, 'Parquet files')} beside version {facts.report.version}")
     yield Finding(
         f"who reads the folder as Parquet gets {' and '.join(said)} as well",
         {
@@ -129,7 +129,7 @@ def old_copy(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             f"training would read an older generation: {facts.report.freshness_detail}",
             {"generation": facts.report.generation},
-            f"uc-stage cache {shlex.quote(facts.origin)}",
+            facts.cache(),
         )
 
 
@@ -148,7 +148,8 @@ def kept_generations(facts: Facts) -> Iterator[Finding]:
     kept = sum(map(len, facts.manifest.retained.values())) if facts.manifest else 0
     if kept:
         yield Finding(
-            f"{kept:,} files of earlier generations lie beside it, which `load_dataset` of the folder reads too",
+            f"beside it is what earlier generations left, {counted(kept, 'files')}, which `load_dataset` of the folder "
+            "reads too",
             {"files": kept},
             f"uc-stage cache {shlex.quote(facts.report.target)}  # copies this generation alone; or export it "
             "without --keep",
