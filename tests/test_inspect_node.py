@@ -467,6 +467,12 @@ def test_the_place_of_the_arrow_copies_of_datasets_is_that_of_datasets_itself(
     assert platform.huggingface({"HF_DATASETS_CACHE": str(tmp_path)}).state == "ok"
 
 
+def test_a_folder_of_hugging_face_on_a_full_disk_is_not_well(disk: str) -> None:
+    full = platform.huggingface({"HF_HOME": disk})
+
+    assert (full.state, full.text.endswith("no room for Arrow files")) == ("bad", True)
+
+
 # Patience
 
 

@@ -14,6 +14,8 @@ from uc_stage.storage import kind_of
 _REMOTE = {"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "afs", "fuse"}
 # What containers lay their own files out with.
 _LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.lxcfs"}
+# A disk with fewer bytes free takes no dataset.
+LEAST_FREE = 10**9
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ _MOUNT_SECONDS = 1.0
 # torch passes each batch through here: 64 MB, a container's default, is what its workers die on.
 _LEAST_SHARED = 512 * 1000**2
 _LEAST_MEMORY = 1000**3
-_LEAST_DISK = 10**9
 _LEAST_FILES = 1024
 # What containers and desktops mount for themselves.
 _OTHERS = ("/proc/", "/sys/", "/run/", "/var/lib/", "/dev/")
@@ -131,7 +130,7 @@ def disk(root: str) -> NodeFact:
     if machine.is_remote(found.kind):
         hint = "choose a folder on a local disk with `--cache-dir`, such as /tmp/uc-stage or /local_disk0/uc-stage"
         return NodeFact("disk", "bad", f"{text}: no disk of this machine", hint, facts)
-    if found.free < _LEAST_DISK or found.files_left == 0:
+    if found.free < machine.LEAST_FREE or found.files_left == 0:
         why = "nearly full" if found.files_left else "no inode is left"
         hint = "uc-stage prune --older-than 1d, or another disk with `--cache-dir`"
         return NodeFact("disk", "bad", f"{text}: {why}", hint, facts)

@@ -198,4 +198,7 @@ def huggingface(environment: Mapping[str, str]) -> NodeFact:
     if not os.access(above, os.W_OK | os.X_OK):
         hint = "export HF_HOME=/tmp/huggingface, or another folder of your own"
         return NodeFact("huggingface", "bad", f"{text}: cannot be written", hint, facts)
+    if found.free < machine.LEAST_FREE:
+        hint = "export HF_HOME=/tmp/huggingface, or another folder on a disk with room"
+        return NodeFact("huggingface", "bad", f"{text}: no room for Arrow files", hint, facts)
     return NodeFact("huggingface", "ok", text, facts=facts)
