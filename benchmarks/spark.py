@@ -29,7 +29,7 @@ COLUMNS = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("remote", help="sc://host:port")
-    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     from pyspark.sql.connect.session import SparkSession
@@ -53,8 +53,8 @@ def compare(session: Any, remote: str, work: str, rows: int, rounds: int) -> Non
         frame = session.read.format("delta").load(table)
         frame.write.option("compression", "zstd").option("parquet.block.size", 64 * 1024**2).parquet(f"{work}/bare")
         middle = time.perf_counter()
-        # Larger files than Spark's own, as most exports have, and enough of them for the cores.
-        files = -(-sum(name.endswith(".parquet") for name in os.listdir(f"{work}/bare")) // 2)
+        # As many files, written by as many tasks.
+        files = sum(name.endswith(".parquet") for name in os.listdir(f"{work}/bare"))
         report = exporting.run(ExportRequest(TableRef.parse(table), f"{work}/ours", "spark", remote, files=files))
         ended = time.perf_counter()
         for name in ("bare", "ours"):

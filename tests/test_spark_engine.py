@@ -185,7 +185,7 @@ def test_files_are_as_many_as_planned_however_spark_reads_the_table(
 
 
 @pytest.mark.parametrize(
-    ("files", "megabytes", "partitions"), [(4, 92, 4), (4, 131, 5), (100, 12, 13), (1, 1024, 8), (1, 1, 1), (0, 0, 0)]
+    ("files", "megabytes", "partitions"), [(4, 92, 4), (4, 131, 5), (100, 12, 13), (1, 1024, 8), (1, 1, 1)]
 )
 def test_partitions_are_foreseen_as_spark_makes_them_of_files_of_one_size(
     files: int, megabytes: int, partitions: int

@@ -294,19 +294,16 @@ class SparkEngine:
         return ordered(limited(frame, source, NATURAL), source, NATURAL)
 
     def _is_read_in(self, files: int, snapshot: Snapshot) -> bool:
-        """Whether Spark reads all rows of a table, and in at least so many partitions.
+        """Whether Spark reads all rows of a table, and probably in at least so many partitions.
 
-        Where the table's size leaves no doubt, as far as its files are alike, Spark is not asked: the answer takes a
-        look at each footer.
+        The table's size tells, as far as its files are alike. Spark is asked where that is not known, since the answer
+        takes a look at each footer.
         """
         source = snapshot.source
         if source.query is not None or source.where or source.sample is not None or source.limit is not None:
             return False
-        likely = _likely_partitions(snapshot.bytes or 0, snapshot.files or 0)
-        if likely >= 2 * files:
-            return True
-        if snapshot.files and 2 * likely <= files:
-            return False
+        if snapshot.files and snapshot.bytes is not None:
+            return _likely_partitions(snapshot.bytes, snapshot.files) >= files
         read = self._rows(source, identified=False).selectExpr("spark_partition_id() AS partition")
         return bool(read.distinct().count() >= files)
 
@@ -325,8 +322,6 @@ class SparkEngine:
 
 def _likely_partitions(size: int, files: int) -> int:
     """How many partitions Spark reads as many files of one size in: it cuts large ones and puts small ones together."""
-    if not files:
-        return 0
     whole, rest = divmod(size // files, _PARTITION_BYTES)
     together = (_PARTITION_BYTES + _OPENING_BYTES) // (rest + _OPENING_BYTES)
     return files * whole + (-(-files // together) if rest else 0)
