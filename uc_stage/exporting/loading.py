@@ -172,6 +172,6 @@ def _converted(table: pa.Table) -> pd.DataFrame:
         for name in table.schema.names:
             try:
                 table.select([name]).to_pandas(integer_object_nulls=True)
-            except (ValueError, OverflowError) as error:  # noqa: PERF203 - there is one of them
+            except (ValueError, OverflowError) as error:  # noqa: PERF203 - each by itself, to name the one
                 raise no_value(name, error) from error
         raise

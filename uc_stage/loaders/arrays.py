@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from uc_stage.errors import InvalidRequest, Unsupported
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 _HALF_WORD_BITS = 32
 
 
-class Column:
+class Column(abc.ABC):
     """How the values of one column become one array where one holds them all.
 
     A subclass says what an array is: `_dense` and `_cut`.
@@ -32,13 +33,13 @@ class Column:
         self._nulls = nulls if isinstance(nulls, str) else "nan"
         self._fill = None if isinstance(nulls, str) else nulls.get(name)
 
+    @abc.abstractmethod
     def _dense(self, column: Any) -> Any:
         """Numbers or booleans as an array; NaN takes the place of a NULL that is left among floats."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _cut(self, values: Any, lengths: Sequence[int]) -> list[Any]:
         """An array as arrays of these lengths."""
-        raise NotImplementedError
 
     def _whole(self, column: Any) -> Any:
         """The column as one array; None where there is none that holds it."""
