@@ -13,8 +13,8 @@ from typing import Any
 import typer
 
 from uc_stage import __version__
-from uc_stage.cli import comparing, copies, inspecting, node
-from uc_stage.cli.text import amount, duration, pairs, printable
+from uc_stage.cli import comparing, copies, inspecting, measuring, node
+from uc_stage.cli.text import amount, duration, pairs, printable, say
 from uc_stage.errors import StageError, VerificationFailed
 from uc_stage.model import (
     BenchReport,
@@ -25,11 +25,9 @@ from uc_stage.model import (
     ExportPlan,
     ExportReport,
     InspectReport,
-    Measurement,
     PlannedSplit,
     PrunePlan,
     PruneReport,
-    Requirement,
     Snippet,
     variant_flags,
 )
@@ -166,7 +164,7 @@ def _verdict(report: Report) -> tuple[str, dict[str, Any] | None]:
             missed = next(requirement for requirement in requirements if not requirement.met)
             return "failed", {
                 "code": "below_requirement",
-                "message": f"`--require {missed.text}` is not met: {_measured(missed)}",
+                "message": f"`--require {missed.text}` is not met: {measuring.measured(missed)}",
                 "hint": "cache the dataset on local disk, or see which reader is the limit in the table above",
                 "exit_code": BELOW_REQUIREMENT,
             }
@@ -189,13 +187,13 @@ def _render(report: Report, *, quiet: bool) -> None:
             pairs(copies.cache_plan(report))
         case ExportReport():
             print(report.dest)
-            _say(_export_words(report), quiet=quiet)
+            say(_export_words(report), quiet=quiet)
         case CacheReport(status="checked"):
             print(report.state)
-            _say(f"{report.path}: {report.reason}" if report.reason else report.path, quiet=quiet)
+            say(f"{report.path}: {report.reason}" if report.reason else report.path, quiet=quiet)
         case CacheReport():
             print(report.path)
-            _say(copies.cache_words(report), quiet=quiet)
+            say(copies.cache_words(report), quiet=quiet)
         case InspectReport():
             inspecting.render(report)
         case CopiesReport():
@@ -210,13 +208,7 @@ def _render(report: Report, *, quiet: bool) -> None:
         case PruneReport():
             _prune(report, quiet=quiet)
         case BenchReport():
-            _bench(report, quiet=quiet)
-
-
-def _say(message: str, *, quiet: bool) -> None:
-    if not quiet:
-        with contextlib.suppress(OSError):
-            print(printable(message), file=sys.stderr)
+            measuring.show(report, quiet=quiet)
 
 
 def _export_words(report: ExportReport) -> str:
@@ -288,48 +280,5 @@ def _prune(report: PruneReport, *, quiet: bool) -> None:
     for path in report.removed:
         print(path)
     for kept in report.kept:
-        _say(f"kept {kept.path}: {kept.reason}", quiet=quiet)
-    _say(f"removed {copies.together(len(report.removed), report.bytes)}", quiet=quiet)
-
-
-def _measured(requirement: Requirement) -> str:
-    value = requirement.measured
-    rate = f"{format_size(value)}/s" if requirement.unit == "bytes/s" else f"{value:,.0f} rows/s"
-    return f"{rate} by {requirement.reader}"
-
-
-def _bench(report: BenchReport, *, quiet: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    # Rich would fold the table to 80 columns where it cannot ask a terminal for its width.
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
-    base: dict[str, Measurement] = {}
-    for target in dict.fromkeys(measurement.target for measurement in report.measurements):
-        print(printable(target))
-        table = Table(box=None, padding=(0, 2))
-        for column in ("reader", "rows/s", "MB/s", "first batch", "read"):
-            table.add_column(column, justify="left" if column == "reader" else "right", no_wrap=True)
-        measured = [measurement for measurement in report.measurements if measurement.target == target]
-        for measurement in measured:
-            table.add_row(*_bench_row(measurement, base.setdefault(measurement.reader, measurement)))
-        console.print(table)
-        for measurement in measured:
-            if measurement.note:
-                print(printable(f"  {measurement.reader}: {measurement.note}"))
-        print()
-    for reader, reason in report.skipped.items():
-        _say(f"skipped {reader}: {reason}", quiet=quiet)
-    for requirement in report.requirements:
-        verdict = "met" if requirement.met else "not met"
-        print(f"require {requirement.text}: {verdict}, {_measured(requirement)}")
-
-
-def _bench_row(measurement: Measurement, base: Measurement) -> list[str]:
-    rows = "-" if not measurement.rows_per_second else f"{measurement.rows_per_second:,.0f}"
-    speed = f"{measurement.bytes_per_second / 1e6:,.1f}"
-    if measurement is not base and base.bytes_per_second:
-        speed += f" ({measurement.bytes_per_second / base.bytes_per_second:.1f}x)"
-    first = "-" if measurement.first_batch_seconds is None else duration(measurement.first_batch_seconds)
-    read = "whole" if measurement.complete else f"{duration(measurement.seconds)} of it"
-    return [measurement.reader, rows, speed, first, read]
+        say(f"kept {kept.path}: {kept.reason}", quiet=quiet)
+    say(f"removed {copies.together(len(report.removed), report.bytes)}", quiet=quiet)

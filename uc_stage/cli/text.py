@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import TYPE_CHECKING
 
 from uc_stage.sizes import format_size
@@ -47,3 +49,10 @@ def pairs(rows: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(printable(f"{name:<{width}}  {value}".rstrip()))
+
+
+def say(message: str, *, quiet: bool) -> None:
+    """Tells a person something that is no answer: on stderr, unless it is to be quiet."""
+    if not quiet:
+        with contextlib.suppress(OSError):
+            print(printable(message), file=sys.stderr)

@@ -1,0 +1,78 @@
+"""The `bench` command: its options, and the request that they make."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from uc_stage.cli import codes, output
+from uc_stage.cli.options import Debug, Json, Quiet, names
+from uc_stage.cli.progress import shown
+from uc_stage.model import BenchRequest
+
+SUMMARY = "Measure how fast a dataset can be read"
+EPILOG = codes.epilog(
+    'uc-stage bench /Volumes/main/sales/train/orders "$DATA" --require 500MB/s', 10, 12, 13, 15, 16, 20
+)
+
+
+def bench(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="TARGET...", help="Exports, copies, folders or files; several are compared.")
+    ],
+    readers: Annotated[
+        str | None,
+        typer.Option(
+            "--readers",
+            envvar="UC_STAGE_READERS",
+            metavar="A,B",
+            help="Of raw, arrow, hf and torch; without it, those installed.",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", envvar="UC_STAGE_BATCH_SIZE", metavar="N", min=1, help="Rows of a batch.")
+    ] = 256,
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers", envvar="UC_STAGE_WORKERS", metavar="N", min=0, help="Workers of the torch DataLoader."
+        ),
+    ] = 0,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds",
+            envvar="UC_STAGE_SECONDS",
+            metavar="S",
+            min=0.1,
+            help="Longest time of one reader over one target.",
+        ),
+    ] = 5.0,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--require",
+            envvar="UC_STAGE_REQUIRE",
+            metavar="RATE",
+            help="Exit 20 unless the last target reaches it: 500MB/s, 200krows/s, torch:200krows/s.",
+        ),
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    """Measures how fast a dataset can be read, by the readers that a training job uses."""
+    from uc_stage import benchmark
+
+    request = BenchRequest(
+        targets=tuple(targets),
+        readers=names(readers, "--readers"),
+        batch_size=batch_size,
+        workers=workers,
+        seconds=seconds,
+        require=tuple(require or ()),
+    )
+    with shown(quiet=quiet) as progress:
+        report = benchmark.run(request, progress)
+    return output.show("bench", report, json=json, quiet=quiet)
