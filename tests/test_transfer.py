@@ -152,7 +152,7 @@ def test_an_object_that_is_gone_is_named(bucket: Bucket, shelf: Shelf) -> None:
 def test_a_byte_that_flips_once_on_the_way_is_fetched_again(volume: Volume, shelf: Shelf) -> None:
     data = os.urandom(400_000)
     file = hashed(write(volume.backing, "x.bin", data), data)
-    volume.fault("x.bin", flip=300_000, times=4)
+    volume.fault("x.bin", flip=300_000, times=5)
     notes: list[str] = []
 
     class Watcher:

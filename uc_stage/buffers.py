@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import mmap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # What is no longer than this is read into a buffer of the thread's own: it touches no page of a large one.
 SMALL_BYTES = 256 * 1024
 
 
 class Buffers:
-    """At most `limit` buffers of `size` bytes each. Not locked: its user is.
+    """At most `limit` buffers of `size` bytes each, which `make` makes. Not locked: its user is.
 
     The one that came back last is given first: memory that was touched already costs no page fault.
     """
 
-    def __init__(self, size: int, limit: int) -> None:
-        self._size, self._left = size, limit
+    def __init__(self, size: int, limit: int, make: Callable[[int], memoryview]) -> None:
+        self._size, self._left, self._make = size, limit, make
         self._idle: list[memoryview] = []
 
     def take(self) -> memoryview | None:
@@ -25,7 +29,7 @@ class Buffers:
         if self._left == 0:
             return None
         self._left -= 1
-        return pages(self._size)
+        return self._make(self._size)
 
     def give(self, buffer: memoryview) -> None:
         """Takes a buffer back."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from uc_stage.storage.apart import Apart, ApartRanges, Connection, reading_apart
 from uc_stage.storage.durable import sync, sync_all, sync_folder
 from uc_stage.storage.folder import Entry, Folder, Ranges, translated
 from uc_stage.storage.limits import Cpus, Memory, cpus, memory
@@ -17,6 +18,9 @@ from uc_stage.storage.space import Space, kind_of, space_at
 
 __all__ = [
     "TEMPORARY_SUFFIX",
+    "Apart",
+    "ApartRanges",
+    "Connection",
     "Cpus",
     "Entry",
     "Folder",
@@ -30,6 +34,7 @@ __all__ = [
     "kind_of",
     "memory",
     "open_folder",
+    "reading_apart",
     "space_at",
     "sync",
     "sync_all",

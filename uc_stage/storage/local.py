@@ -123,7 +123,7 @@ class LocalFolder:
             with translated(item.path):
                 if item.is_symlink():
                     real = os.path.realpath(item.path, strict=True)
-                    _refuse_way_out(item.path, real, folder.above[0])
+                    refuse_way_out(item.path, real, folder.above[0])
                 else:
                     real = os.path.join(folder.above[-1], item.name)
                 if item.is_file():
@@ -172,7 +172,7 @@ class LocalFolder:
         # writer, and another user may change a link at any time.
         found = os.open(whole, os.O_PATH | os.O_CLOEXEC)
         try:
-            _refuse_way_out(whole, os.readlink(f"/proc/self/fd/{found}"), self._root)
+            refuse_way_out(whole, os.readlink(f"/proc/self/fd/{found}"), self.root)
             shown = os.fstat(found)
             if not stat.S_ISREG(shown.st_mode):
                 raise Unsupported(f"`{whole}` is not a file", hint="move it away")
@@ -181,7 +181,7 @@ class LocalFolder:
             os.close(found)
 
     @functools.cached_property
-    def _root(self) -> str:
+    def root(self) -> str:
         """Where the folder really is; asked once, since each part of a path on a mount costs a round trip."""
         return os.path.realpath(self.url)
 
@@ -342,6 +342,7 @@ def go_direct(descriptor: int, *, on: bool) -> bool:
     return True
 
 
-def _refuse_way_out(path: str, real: str, root: str) -> None:
+def refuse_way_out(path: str, real: str, root: str) -> None:
+    """Refuses a path that really leads to `real`, where that is not below the real path `root`."""
     if real != root and not real.startswith(os.path.join(root, "")):
         raise VerificationFailed(f"`{path}` is a link out of the folder", hint="put what it links to in its place")

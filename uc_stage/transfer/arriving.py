@@ -52,7 +52,9 @@ class ArrivingFile:
         self.descriptor = os.open(temporary, flags, 0o644)
         self.temporary = temporary
         if self.asked.bytes >= _DIRECT_BYTES:
-            os.posix_fallocate(self.descriptor, 0, self.asked.bytes)
+            if os.major(os.fstat(self.descriptor).st_dev):
+                # Not in memory: it would be cleared, and then written.
+                os.posix_fallocate(self.descriptor, 0, self.asked.bytes)
             direct = os.open(temporary, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             if go_direct(direct, on=True):
                 self.direct = direct

@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from uc_stage.buffers import SMALL_BYTES, Buffers
+from uc_stage.buffers import SMALL_BYTES, Buffers, pages
 from uc_stage.crew import Crew
 from uc_stage.errors import Unavailable, VerificationFailed
 from uc_stage.model import CopyFile
 from uc_stage.pace import Pace
-from uc_stage.storage import sync, translated
+from uc_stage.storage import reading_apart, sync, translated
 from uc_stage.transfer import ranges
 from uc_stage.transfer.arriving import ArrivingFile
 from uc_stage.transfer.checking import is_parquet
@@ -125,13 +125,16 @@ class _Transfer:
             jobs += 1
         self._pace = Pace(max(1, jobs), time.monotonic(), _PROBES)
         self._probing = True
-        self._buffers = Buffers(ranges.RANGE_BYTES, _BUFFERS)
+        self._apart = reading_apart(self._folder)
+        self._buffers = Buffers(ranges.RANGE_BYTES, _BUFFERS, self._apart.pages if self._apart else pages)
         self._jobs, self._threads = jobs, min(jobs, _PROBES)
         try:
             self._crew.run(self._work, self._threads, self._hung)
         finally:
             for state in self._under_way:
                 self._abandon(state)
+            if self._apart:
+                self._apart.close()
         if len(self._copied) != self._turn:
             raise Unavailable(
                 f"`{self._folder.url}` gave {len(self._copied)} of {self._turn} files", hint="run `cache` again"
@@ -140,7 +143,7 @@ class _Transfer:
 
     def _work(self) -> None:
         self._read_feed()
-        reader = Reader(self._folder, self._crew.stopped, self._retries)
+        reader = Reader(self._folder, self._crew.stopped, self._retries, self._apart)
         with self._ready:
             self._readers.add(reader)
         try:
@@ -150,7 +153,7 @@ class _Transfer:
             # Another thread has its place and its range; nobody else knows of its buffer.
             return
         finally:
-            reader.close()
+            reader.end()
             with self._ready:
                 self._readers.discard(reader)
                 self._ready.notify_all()
@@ -219,12 +222,11 @@ class _Transfer:
         view = buffer[:length]
         began = time.monotonic()
         try:
-            told = reader.told()
-            with state.lock:
-                self._begin(state, told)
             got = reader.read(view, offset)
         finally:
             self._count(reader, length, time.monotonic() - began)
+        with state.lock:
+            self._begin(state, reader.told)
         if got < length:
             raise VerificationFailed(
                 f"`{state.whole}` is shorter than its listed {state.asked.bytes} bytes",

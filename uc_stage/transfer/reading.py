@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from uc_stage.buffers import SMALL_BYTES, pages
 from uc_stage.errors import NotFound, Unavailable
+from uc_stage.storage import ApartRanges
+from uc_stage.transfer import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from uc_stage.storage import Entry, Folder, Ranges
+    from uc_stage.storage import Apart, Connection, Entry, Folder, Ranges
     from uc_stage.transfer.arriving import ArrivingFile
 
 _T = TypeVar("_T")
@@ -30,10 +32,11 @@ class HungError(Exception):
 class Reader:
     """One thread's way to the source: it holds the file that it read last open, and tries again what may pass."""
 
-    def __init__(self, folder: Folder, stopped: threading.Event, retries: int) -> None:
-        self._folder, self._stopped, self._retries = folder, stopped, retries
+    def __init__(self, folder: Folder, stopped: threading.Event, retries: int, apart: Apart | None) -> None:
+        self._folder, self._stopped, self._retries, self._apart = folder, stopped, retries, apart
+        self._connection: Connection | None = None
         self.thread = threading.current_thread()
-        self.small = pages(SMALL_BYTES)
+        self.small = apart.pages(SMALL_BYTES) if apart else pages(SMALL_BYTES)
         self.state: ArrivingFile | None = None
         self.counted = self.failed = False
         self._task: tuple[ArrivingFile, int, int, memoryview | None] | None = None
@@ -64,8 +67,9 @@ class Reader:
         return False
 
     def stat(self) -> Entry:
-        """Size and time of the file as they are now."""
-        entry = self._persist(lambda: self._folder.stat(self._path))
+        """Size and time of the file as they are now that it was read."""
+        after = self._ranges.after if isinstance(self._ranges, ApartRanges) else None
+        entry = after or self._persist(lambda: self._folder.stat(self._path))
         if entry is None:
             raise NotFound(
                 f"`{self._folder.locate(self._path)}` went away while it was read",
@@ -73,9 +77,10 @@ class Reader:
             )
         return entry
 
+    @property
     def told(self) -> Entry | None:
-        """Size and time of the file as its opening told them, if it did."""
-        return self._persist(lambda: self._open().told)
+        """Size and time of the file that was read last as its opening told them, if it did."""
+        return self._ranges.told if self._ranges else None
 
     def read(self, buffer: memoryview, offset: int) -> int:
         """Fills the buffer from the offset on, as far as the file goes, and gives the bytes read."""
@@ -85,6 +90,13 @@ class Reader:
         """Makes the next read ask the storage."""
         self._persist(lambda: self._open().forget())
         self.close()
+
+    def end(self) -> None:
+        """Lets go of the file, and of the process that reads it."""
+        self.close()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def close(self) -> None:
         """Lets go of the file."""
@@ -98,11 +110,26 @@ class Reader:
             self.close()
             self._path = self.state.asked.path
         if self._ranges is None:
+            if connection := self._connect():
+                asked = self.state.asked
+                # One look for all of a file that is read at once; the trip is left out where the hash tells.
+                look = asked.xxh3_128 is None and asked.bytes <= ranges.RANGE_BYTES
+                self._ranges = connection.ranges(self._path, look=look)
+                return self._ranges
             self._ranges = self._folder.ranges(self._path, once=True)
             if self.state.hangs:
                 # Else it would wait for the same pages.
                 self._ranges.forget()
         return self._ranges
+
+    def _connect(self) -> Connection | None:
+        """The way to a process that reads, where there is to be one and can be."""
+        if self._connection is None and self._apart:
+            try:
+                self._connection = self._apart.connect()
+            except OSError:
+                self._apart = None
+        return self._connection
 
     def _persist(self, act: Callable[[], _T]) -> _T:
         """Does it, and again after a pause where the storage failed; a stop of the whole ends the pauses."""
@@ -112,7 +139,7 @@ class Reader:
             except Unavailable:  # noqa: PERF203 - a read costs a thousand times more
                 self.failed = True
                 # A handle may be what is broken (ESTALE, a lost connection).
-                self.close()
+                self.end()
                 # Not all threads at the same moment again.
                 seconds = _RETRY_SECONDS[min(count, len(_RETRY_SECONDS) - 1)] * random.uniform(0.5, 1.5)  # noqa: S311
                 if self._stopped.wait(seconds):
