@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 # A stat or a listing on a volume is a round trip; so many are in flight at once.
 _LISTERS = 64
 
+# In one of many folders a thread takes so many looks or more.
+_LOOKS = 16
+
 # A look that takes longer was a round trip: the next ones in that folder go many at once.
 _QUICK_SECONDS = 0.002
 
@@ -55,6 +58,14 @@ class _Below(NamedTuple):
     above: tuple[str, ...]
 
 
+class _Found(NamedTuple):
+    """What a listing has found: files, folders, and what in a folder is yet to be looked at."""
+
+    entries: list[Entry]
+    folders: list[_Below]
+    left: tuple[_Below, list[os.DirEntry[str]]]
+
+
 class LocalFolder:
     """A folder of this machine's file system, which may be a FUSE mount."""
 
@@ -70,7 +81,7 @@ class LocalFolder:
         """All files below the folder, in no order; links are followed inside the folder."""
         with translated(self.url):
             root = os.path.realpath(self.url)
-        results: SimpleQueue[Future[tuple[list[Entry], list[_Task]]]] = SimpleQueue()
+        results: SimpleQueue[Future[_Found]] = SimpleQueue()
         with ThreadPoolExecutor(_LISTERS, "uc-stage-list") as pool:
             tasks: list[_Task] = [(self._scan, _Below("", (root,)), hidden)]
             under_way = 0
@@ -79,18 +90,22 @@ class LocalFolder:
                     for act, *given in tasks:
                         pool.submit(act, *given).add_done_callback(results.put)
                     under_way += len(tasks) - 1
-                    entries, tasks = results.get().result()
+                    entries, folders, (above, left) = results.get().result()
                     yield from entries
+                    tasks = [(self._scan, folder, hidden) for folder in folders]
+                    # A mount may take the names of one folder one after the other: then all threads would wait there.
+                    size = max(-(-len(left) // _LISTERS), _LOOKS if under_way or folders else 1)
+                    tasks += [(self._look, above, left[at : at + size]) for at in range(0, len(left), size)]
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _scan(self, folder: _Below, hidden: bool) -> tuple[list[Entry], list[_Task]]:
+    def _scan(self, folder: _Below, hidden: bool) -> _Found:
         """Names what is in one folder; looks at it at once as long as that is quick, and gives the looks yet to take.
 
         A mount may tell of files as it names them, so that a look costs nothing before the next ones are named.
         """
         entries: list[Entry] = []
-        tasks: list[_Task] = []
+        folders: list[_Below] = []
         left: list[os.DirEntry[str]] = []
         quick = True
         with translated(self.locate(folder.prefix)):
@@ -101,24 +116,22 @@ class LocalFolder:
                             continue
                         if quick:
                             began = time.monotonic()
-                            seen, below = self._look(folder, [item], hidden)
+                            seen, below, _ = self._look(folder, [item])
                             entries += seen
-                            tasks += below
+                            folders += below
                             quick = time.monotonic() - began < _QUICK_SECONDS
                         else:
                             left.append(item)
             except FileNotFoundError:
                 if folder.prefix:
-                    return [], []
+                    return _Found([], [], (folder, []))
                 raise
-        size = -(-len(left) // _LISTERS) or 1
-        tasks += [(self._look, folder, left[at : at + size], hidden) for at in range(0, len(left), size)]
-        return entries, tasks
+        return _Found(entries, folders, (folder, left))
 
-    def _look(self, folder: _Below, items: list[os.DirEntry[str]], hidden: bool) -> tuple[list[Entry], list[_Task]]:
+    def _look(self, folder: _Below, items: list[os.DirEntry[str]]) -> _Found:
         """Tells files from folders, which on a volume costs a round trip each; what went away meanwhile is neither."""
         entries: list[Entry] = []
-        scans: list[_Task] = []
+        folders: list[_Below] = []
         for item in items:
             with translated(item.path):
                 if item.is_symlink():
@@ -135,12 +148,12 @@ class LocalFolder:
                         raise VerificationFailed(
                             f"`{item.path}` links to a folder that it lies in", hint="remove that link: it has no end"
                         )
-                    scans.append((self._scan, _Below(f"{folder.prefix}{item.name}/", (*folder.above, real)), hidden))
+                    folders.append(_Below(f"{folder.prefix}{item.name}/", (*folder.above, real)))
                 elif os.path.lexists(item.path):
                     raise Unsupported(
                         f"`{item.path}` is neither a file nor a folder", hint="move that pipe, socket or device away"
                     )
-        return entries, scans
+        return _Found(entries, folders, (folder, []))
 
     def stat(self, path: str) -> Entry | None:
         """One file, or None where there is none."""
