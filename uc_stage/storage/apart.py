@@ -156,12 +156,23 @@ class ApartRanges:
         """Fills memory of `Apart.pages` from the offset on, and gives the bytes read."""
         pages = buffer.obj
         assert isinstance(pages, _Pages)
-        request = aside.REQUEST.pack(pages.place, len(pages), offset, len(buffer), self._anew, self._look)
+        return self._ask(pages.place, len(pages), offset, len(buffer))
+
+    def forget(self) -> None:
+        """Drops what the page cache has of the file, which others read through, and lets the next read open it anew."""
+        self._ask(0, 0, 0, 0, drop=True)
+        self._anew = True
+
+    def close(self) -> None:
+        """Leaves the file: the other process lets go of it when it is asked for another one."""
+
+    def _ask(self, place: int, size: int, offset: int, length: int, *, drop: bool = False) -> int:
+        request = aside.REQUEST.pack(place, size, offset, length, self._anew, drop, self._look)
         with translated(self._whole):
             self._line.send(request + os.fsencode(self._whole))
             if not (answer := self._line.recv(aside.MESSAGE_BYTES)):
                 raise OSError(errno.EIO, "the process that reads it has ended")
-            failure, got, size, mtime_ns, size_after, mtime_after = aside.ANSWER.unpack_from(answer)
+            failure, got, size_told, mtime_ns, size_after, mtime_after = aside.ANSWER.unpack_from(answer)
             if real := answer[aside.ANSWER.size :]:
                 refuse_way_out(self._whole, os.fsdecode(real), self._root)
             if failure == errno.EBADFD:
@@ -169,13 +180,6 @@ class ApartRanges:
             if failure:
                 raise OSError(failure, os.strerror(failure))
         self._anew = False
-        self.told = Entry(self._path, size, mtime_ns)
+        self.told = Entry(self._path, size_told, mtime_ns)
         self.after = Entry(self._path, size_after, mtime_after) if self._look else None
         return int(got)
-
-    def forget(self) -> None:
-        """Makes the next read open the file again; of one that passes the page cache, the kernel remembers nothing."""
-        self._anew = True
-
-    def close(self) -> None:
-        """Leaves the file: the other process lets go of it when it is asked for another one."""

@@ -16,8 +16,8 @@ import sys
 import threading
 
 # Where in the memory, and how large that part is; the first byte and how many; whether the file is to be opened anew,
-# and looked at again once it is read. The path follows.
-REQUEST = struct.Struct("=QQQQ??")
+# to be dropped from the page cache, and to be looked at again once it is read. The path follows.
+REQUEST = struct.Struct("=QQQQ???")
 # What failed (errno, or 0), the bytes read; size and time (in ns) before the open and after the read, or -1. The path
 # that the file really has follows.
 ANSWER = struct.Struct("=iqqqqq")
@@ -49,12 +49,14 @@ class _Reader:
             self._connection.close()
 
     def _answer(self, message: bytes) -> bytes:
-        place, size, offset, length, anew, look = REQUEST.unpack_from(message)
+        place, size, offset, length, anew, drop, look = REQUEST.unpack_from(message)
         path = message[REQUEST.size :]
         try:
             if anew or path != self._path:
                 self._open(path)
-            got = self._read(self._part(place, size), offset, length)
+            if drop:
+                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            got = self._read(self._part(place, size), offset, length) if length else 0
             after = _shown(os.stat(path)) if look else (-1, -1)
         except OSError as error:
             self._close()
@@ -79,7 +81,6 @@ class _Reader:
                 if error.errno != errno.EINVAL:
                     raise
                 self._descriptor = os.open(again, os.O_RDONLY | os.O_CLOEXEC)
-                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 self._direct = False
         finally:
             os.close(found)
