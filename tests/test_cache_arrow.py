@@ -396,7 +396,7 @@ def test_a_flipped_byte_on_the_way_is_noticed_before_it_is_written_as_arrow(
 
     assert report.status == "done"
     assert report.bytes_reused > 0
-    assert column_of(report.path, "id") == [row["id"] for row in rows_in(source)["train"]]
+    assert column_of(report.path, "id") == [row["id"] for row in rows_in(f"{volume.backing}/orders")["train"]]
 
 
 def streams(path: str) -> list[str]:
