@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     _Task = tuple[Any, ...]
 
 # A stat or a listing on a volume is a round trip; so many are in flight at once.
-_LISTERS = 64
+_LISTERS = 128
 
 # In one of many folders a thread takes so many looks or more.
 _LOOKS = 16
