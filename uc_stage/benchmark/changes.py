@@ -69,20 +69,21 @@ def _as_arrow(probe: Probe, ladder: Ladder, seconds: Mapping[str, float]) -> Ite
 
     if ladder.sample.pieces[0].metadata is None:
         return
-    batches = list(ladder.sample.batches(ladder.chunk_rows))
+    batches = ladder.sample.decoded(ladder.chunk_rows)
+    rows = sum(batch.num_rows for batch in batches)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batches[0].schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
     data = sink.getvalue()
-    took = _read_from_disk([data], probe.scratch) / ladder.sample.rows
+    took = _read_from_disk([data], probe.scratch) / rows
 
     def decode() -> None:
         with pa.ipc.open_stream(data) as reader:
             for _ in reader:
                 pass
 
-    after = {"storage": took, "decompression": 0.0, "decode": best(decode) / ladder.sample.rows}
+    after = {"storage": took, "decompression": 0.0, "decode": best(decode) / rows}
     yield f"`uc-stage cache {probe.target} --as arrow`", {**seconds, **after}
 
 

@@ -132,9 +132,10 @@ class Ladder:
         """Tensors of whole chunks, and what it adds to cut batches out of them, by the code of `ParquetBatches`."""
         from uc_stage.loaders.columns import tensors
 
-        chunks = list(self.sample.batches(self.chunk_rows, columns))
-        whole = best(lambda: _all(tensors(chunk, "list") for chunk in chunks)) / self.sample.rows
-        cut = best(lambda: _all(self.made(chunks))) / self.sample.rows
+        chunks = self.sample.decoded(self.chunk_rows, columns)
+        rows = sum(chunk.num_rows for chunk in chunks)
+        whole = best(lambda: _all(tensors(chunk, "list") for chunk in chunks)) / rows
+        cut = best(lambda: _all(self.made(chunks))) / rows
         return {"tensors": min(whole, cut), "collation": max(0.0, cut - whole)}
 
     def made(self, chunks: Sequence[Any]) -> Iterator[Any]:
@@ -152,7 +153,7 @@ class Ladder:
 
         from uc_stage.loaders.passing import as_is
 
-        batches = list(self.made(list(self.sample.batches(self.chunk_rows))))
+        batches = list(self.made(self.sample.decoded(self.chunk_rows)))
         rounds = -(-_LEAST_BATCHES // len(batches))
         made: Any = _Made(batches, rounds)
         loader = torch.utils.data.DataLoader(

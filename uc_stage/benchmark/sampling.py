@@ -115,6 +115,16 @@ class Sample:
         for piece in self.pieces:
             yield from piece.batches(rows, columns)
 
+    def decoded(self, rows: int, columns: Sequence[str] | None = None) -> list[Any]:
+        """As many of these batches as are held in memory at once: a row group may be larger than that."""
+        found, left = [], SAMPLE_UNCOMPRESSED
+        for batch in self.batches(rows, columns):
+            found.append(batch)
+            left -= batch.nbytes
+            if left < 0:
+                break
+        return found
+
     def read_again(self, ranges: Callable[[str], Ranges]) -> float:
         """Reads the same ranges once more, and tells the seconds."""
         return sum(_read(ranges(piece.path), piece.memory, piece.groups) for piece in self.pieces)
@@ -170,8 +180,8 @@ def _groups(path: str, most: int, most_uncompressed: int) -> tuple[Any, list[Gro
     groups = (
         Group(
             group.rows,
-            min(chunk.start for chunk in chunks),
-            max(chunk.start + chunk.bytes for chunk in chunks),
+            min((chunk.start for chunk in chunks), default=0),
+            max((chunk.start + chunk.bytes for chunk in chunks), default=0),
             sum(chunk.uncompressed for chunk in chunks),
             tuple(
                 (leaf.column, chunk.codec, chunk.start, chunk.uncompressed, chunk.bytes)
@@ -202,7 +212,7 @@ def _taken(groups: Iterator[Group], most: int, most_uncompressed: int) -> list[G
     for group in groups:
         most -= group.stop - group.start
         most_uncompressed -= group.uncompressed
-        if found and (most < 0 or most_uncompressed < 0):
+        if any(one.rows for one in found) and (most < 0 or most_uncompressed < 0):
             break
         found.append(group)
     return found

@@ -96,7 +96,7 @@ def _break_even(one: BreakEven) -> str:
     whole = max(1, math.ceil(one.epochs))
     epochs = "1 epoch" if whole == 1 else f"{whole:,} epochs"
     return (
-        f"`{one.copy}` has paid for itself after {epochs}: it takes about {_span(one.making_seconds)} to make"
+        f"`{one.copy}` has paid for itself after {epochs}: it takes at least {_span(one.making_seconds)} to make"
         f" ({one.making_by}), and {epoch}"
     )
 
