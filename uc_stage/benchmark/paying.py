@@ -69,7 +69,7 @@ def _source_rate(
     """How fast the source can be copied: by many streams at once, as `cache` does, else by the fastest reader."""
     for ceiling in ceilings:
         if ceiling.target == source and ceiling.storage_bytes_per_second:
-            return ceiling.storage_bytes_per_second, f"the rate of {ceiling.streams} streams over the source"
+            return ceiling.storage_bytes_per_second, "the limit of the source's storage"
     raw = [one for one in measurements if one.target == source and one.reader == "raw" and one.bytes_per_second]
     read = raw or [one for one in measurements if one.target == source and one.reader == reader]
     best = max(read, key=lambda one: one.bytes_per_second)

@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from uc_stage.benchmark.ceilings import read_at_once
+from uc_stage.benchmark.ceilings import storage_limit
 from uc_stage.benchmark.changes import try_changes
 from uc_stage.benchmark.sampling import take_sample
 from uc_stage.benchmark.shares import bottleneck
@@ -51,6 +51,7 @@ class Found:
     bytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     storage_bytes_per_second: float = 0.0
+    streams: int = 0
     mapped: bool = False
     changes: list[tuple[str, dict[str, float]]] = field(default_factory=list)
     error: str | None = None
@@ -73,7 +74,7 @@ def main() -> None:
 
 
 def _steps(probe: Probe, found: Found) -> Iterator[None]:
-    found.storage_bytes_per_second = read_at_once(probe.files)
+    found.storage_bytes_per_second, found.streams = storage_limit(probe.files)
     yield
     sample = take_sample(probe.files)
     found.rows, found.bytes = sample.rows, sample.bytes

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import IO, TYPE_CHECKING
 
-from uc_stage.benchmark.ceilings import STREAMS
 from uc_stage.benchmark.probing import Found, Probe
 from uc_stage.benchmark.shares import bottleneck, rate, smaller, stages
 from uc_stage.model import Ceiling, Change, Stages
@@ -72,7 +71,7 @@ def probe(
         target,
         found.storage_bytes_per_second,
         storage,
-        STREAMS,
+        found.streams,
         decode,
         decode * found.bytes / found.rows if decode else None,
         processors,

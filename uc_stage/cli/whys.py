@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from uc_stage.cli.text import duration
+from uc_stage.cli.text import amount, duration
 from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _percent(share: float | None) -> str:
 
 def _ceiling(ceiling: Ceiling) -> str:
     text = (
-        f"limits: storage {format_size(ceiling.storage_bytes_per_second)}/s in {ceiling.streams} streams"
+        f"limits: storage {format_size(ceiling.storage_bytes_per_second)}/s in {amount(ceiling.streams, 'streams')}"
         f" = {ceiling.storage_rows_per_second:,.0f} rows/s"
     )
     if ceiling.decode_rows_per_second is not None:
