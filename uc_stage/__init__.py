@@ -469,6 +469,9 @@ def bench(
     workers: int = 0,
     seconds: float = 5.0,
     require: Sequence[str] = (),
+    step_ms: float | None = None,
+    world_size: int | None = None,
+    stages: bool | None = None,
     progress: Progress | None = None,
 ) -> BenchReport:
     """Measures how fast datasets can be read, as `uc-stage bench` does.
@@ -480,6 +483,9 @@ def bench(
         workers: of the torch `DataLoader`.
         seconds: the longest time of one reader over one target.
         require: throughputs that the last target must reach, such as `500MB/s`; the outcome is `report.met`.
+        step_ms: plays a training whose step takes so long against each reader that gives batches: its `wait_share`.
+        world_size: so many ranks of this node read at once; the slowest one counts.
+        stages: measure where the time goes, and the limits; by default where neither `readers` nor `require` are given.
         progress: who is told of progress; nobody by default.
 
     Raises:
@@ -496,5 +502,8 @@ def bench(
         workers=workers,
         seconds=seconds,
         require=tuple(require),
+        step_ms=step_ms,
+        world_size=world_size,
+        stages=stages,
     )
     return benchmark.run(request, progress or SILENT)

@@ -8,9 +8,12 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uc_stage import thrift
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # By the numbers of `CompressionCodec`.
 CODECS = ("none", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
@@ -31,6 +34,8 @@ _STATISTICS, _PAGES = 12, 13
 _NULLS, _DISTINCT = 3, 4
 _PAGE_TYPE, _PAGE_ENCODING = 1, 2
 _HEADER_TYPE, _DICTIONARY_HEADER, _HEADER_VALUES = 1, 7, 1
+# Of PageHeader and DataPageHeaderV2.
+_PAGE_UNCOMPRESSED, _PAGE_COMPRESSED, _HEADER_V2, _DEFINITION_BYTES, _REPETITION_BYTES = 2, 3, 8, 5, 6
 
 _NUMBERS: thrift.Shape = dict.fromkeys((_USED, _CODEC, _VALUES, _UNCOMPRESSED, _COMPRESSED, _DATA_AT, _DICTIONARY_AT))
 _STATISTIC: thrift.Shape = {_NULLS: None, _DISTINCT: None}
@@ -102,6 +107,24 @@ def read_distinct(page: bytes) -> int | None:
         return None
     count = header.get(_DICTIONARY_HEADER, {}).get(_HEADER_VALUES)
     return count if header.get(_HEADER_TYPE) == _DICTIONARY_PAGE and isinstance(count, int) and count >= 0 else None
+
+
+def read_pages(data: Any) -> Iterator[tuple[Any, int]]:
+    """What a codec has compressed in each page of a chunk's bytes, and how many bytes it is before compression.
+
+    Raises:
+        ValueError: the bytes are no pages.
+    """
+    levels_shape: thrift.Shape = {_DEFINITION_BYTES: None, _REPETITION_BYTES: None}
+    wanted: thrift.Shape = {_PAGE_UNCOMPRESSED: None, _PAGE_COMPRESSED: None, _HEADER_V2: levels_shape}
+    at = 0
+    while at < len(data):
+        header, length = thrift.headed(data[at:], wanted)
+        # The levels of a page of the second kind stand before the values, as they are.
+        told = header.get(_HEADER_V2, {})
+        levels = _number(told, _DEFINITION_BYTES) + _number(told, _REPETITION_BYTES)
+        start, at = at + length + levels, at + length + _number(header, _PAGE_COMPRESSED)
+        yield data[start:at], _number(header, _PAGE_UNCOMPRESSED) - levels
 
 
 def _chunk(told: dict[int, Any]) -> Chunk:

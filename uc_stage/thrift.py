@@ -73,6 +73,19 @@ def picked(data: bytes, wanted: Shape) -> dict[int, Any]:
         raise ValueError("the struct ends too early") from None
 
 
+def headed(data: bytes, wanted: Shape) -> tuple[dict[int, Any], int]:
+    """What is wanted of the struct that the bytes begin with, as `picked` has it, and the bytes that it takes.
+
+    Raises:
+        ValueError: the bytes begin with none.
+    """
+    walk = _Walk(data)
+    try:
+        return walk.picked(wanted), walk.at
+    except IndexError:
+        raise ValueError("the struct ends too early") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Items:
     """A list of a tree: the kind of its elements, as Thrift numbers it, and their values."""
@@ -157,6 +170,11 @@ class _Walk:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
+
+    @property
+    def at(self) -> int:
+        """The position."""
+        return self._at
 
     def enter(self, wanted: int) -> bool:
         """Moves to the value of a field of the struct that begins here; past the struct where it has none."""

@@ -13,8 +13,11 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from uc_stage.benchmark.paying import break_even
 from uc_stage.benchmark.process import measure
+from uc_stage.benchmark.ranks import MOST_RANKS, measure_ranks
 from uc_stage.benchmark.readers import Job
+from uc_stage.benchmark.stages import probe, with_limits
 from uc_stage.errors import InvalidRequest, NotFound, StageError, Unavailable
 from uc_stage.model import BenchReport, Measurement, Requirement
 from uc_stage.progress import SILENT
@@ -24,7 +27,7 @@ from uc_stage.targets import look
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from uc_stage.model import BenchRequest
+    from uc_stage.model import BenchRequest, Ceiling, Stages
     from uc_stage.progress import Progress
     from uc_stage.sizes import Rate
 
@@ -38,6 +41,7 @@ READERS: dict[str, tuple[str, str] | None] = {
 
 
 _MOST_SECONDS = 86_400
+_MOST_STEP_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +78,44 @@ def run(request: BenchRequest, progress: Progress = SILENT) -> BenchReport:
     wanted = [_parse(text) for text in request.require]
     readers, skipped = _choose(request, wanted)
     datasets = [_open(target, progress) for target in request.targets]
-    measurements = [
-        measure(
-            Job(reader, dataset.target, dataset.files, request.batch_size, request.workers, request.seconds),
-            dataset.bytes,
-            progress,
-        )
-        for dataset in datasets
-        for reader in readers
-    ]
+    measurements = [_measure(reader, dataset, request, progress) for dataset in datasets for reader in readers]
     last = measurements[-len(readers) :]
-    return BenchReport(tuple(measurements), skipped, tuple(_judge(each, last) for each in wanted))
+    probed = [_probe(dataset, request, progress) for dataset in datasets] if _wants_stages(request) else []
+    ceilings = tuple(ceiling for _, ceiling in probed if ceiling)
+    sizes = {dataset.target: (sum(rows for _, _, rows in dataset.files), dataset.bytes) for dataset in datasets}
+    return BenchReport(
+        with_limits(measurements, ceilings),
+        skipped,
+        tuple(_judge(each, last) for each in wanted),
+        stages=tuple(stages for stages, _ in probed),
+        ceilings=ceilings,
+        break_even=break_even(sizes, measurements, ceilings),
+    )
+
+
+def _measure(reader: str, dataset: _Dataset, request: BenchRequest, progress: Progress) -> Measurement:
+    job = Job(
+        reader,
+        dataset.target,
+        dataset.files,
+        request.batch_size,
+        request.workers,
+        request.seconds,
+        world_size=request.world_size or 1,
+        step_seconds=(request.step_ms or 0.0) / 1000,
+    )
+    if job.world_size > 1:
+        return measure_ranks(measure, job, dataset.bytes, progress)
+    return measure(job, dataset.bytes, progress)
+
+
+def _wants_stages(request: BenchRequest) -> bool:
+    """Whether a look at the whole was asked for, and not certain readers or a verdict alone."""
+    return not (request.readers or request.require) if request.stages is None else request.stages
+
+
+def _probe(dataset: _Dataset, request: BenchRequest, progress: Progress) -> tuple[Stages, Ceiling | None]:
+    return probe(dataset.target, dataset.files, request.batch_size, workers=request.workers > 0, progress=progress)
 
 
 def _check(request: BenchRequest) -> None:
@@ -96,6 +127,16 @@ def _check(request: BenchRequest) -> None:
     if not 0 < request.seconds <= _MOST_SECONDS:
         raise InvalidRequest(
             f"`--seconds {request.seconds:g}` is no time to read", hint=f"give more than 0, at most {_MOST_SECONDS}"
+        )
+    if request.step_ms is not None and not 0 < request.step_ms <= _MOST_STEP_MS:
+        raise InvalidRequest(
+            f"`--step-ms {request.step_ms:g}` is no step of a training",
+            hint=f"give the milliseconds that your step takes on a GPU, more than 0 and at most {_MOST_STEP_MS}",
+        )
+    if request.world_size is not None and not 1 <= request.world_size <= MOST_RANKS:
+        raise InvalidRequest(
+            f"`--world-size {request.world_size}` is not from 1 to {MOST_RANKS}",
+            hint="give the ranks of this node alone, one for each GPU: those of other nodes do not share its disk",
         )
 
 

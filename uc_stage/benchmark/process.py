@@ -20,6 +20,8 @@ from uc_stage.ipc import is_stream_name
 from uc_stage.model import Measurement
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from uc_stage.progress import Progress
 
 # torch and datasets take seconds to import from a warm disk, and far longer from a cold one.
@@ -36,8 +38,11 @@ _HOW = {"hf": "load_dataset(streaming=True).iter(batch_size)"}
 _HOW_MAPPED = {"hf": "Dataset.from_file(FILE).iter(batch_size)"}
 
 
-def measure(job: Job, size: int, progress: Progress) -> Measurement:
-    """Runs one reader over one target whose files are `size` bytes; what goes wrong there is the measurement's note."""
+def measure(job: Job, size: int, progress: Progress, begun: Callable[[int], None] = lambda _: None) -> Measurement:
+    """Runs one reader over one target whose files are `size` bytes; what goes wrong there is the measurement's note.
+
+    `begun` is told the id of its process, which leads a group of its own.
+    """
     progress.phase(f"{job.reader} {job.target}", total=size)
     with (
         tempfile.TemporaryDirectory(prefix="uc-stage-bench-", ignore_cleanup_errors=True) as scratch,
@@ -52,6 +57,7 @@ def measure(job: Job, size: int, progress: Progress) -> Measurement:
         ) as process,
     ):
         try:
+            begun(process.pid)
             state, note = _follow(process, replace(job, scratch=scratch), size, progress)
             if not note:
                 _let_end(process.pid)
@@ -136,7 +142,8 @@ def _measurement(job: Job, size: int, state: State, note: str) -> Measurement:
     rows = None if job.reader == "raw" else state.rows
     total = sum(count for _, _, count in job.files)
     passed = state.bytes if rows is None else _passed(state, job, size)
-    whole = passed == size if rows is None else rows == total
+    # What one rank of several is to read is told by all of them together.
+    whole = job.world_size > 1 or (passed == size if rows is None else rows == total)
     notes = [text for text in (note, state.error) if text]
     failed = bool(notes) or (state.ended and not whole)
     if state.ended and not state.error and not whole:
@@ -156,6 +163,7 @@ def _measurement(job: Job, size: int, state: State, note: str) -> Measurement:
         complete=state.ended and not failed,
         failed=failed,
         note="; ".join(notes) or None,
+        wait_share=state.wait_share,
     )
 
 

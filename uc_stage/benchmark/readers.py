@@ -15,8 +15,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TextIO
 
+from uc_stage.benchmark.playing import Waits, played
+from uc_stage.benchmark.ranks import meet
 from uc_stage.errors import StageError
 from uc_stage.ipc import is_stream_name
+from uc_stage.loaders.arrow import share
 from uc_stage.storage import open_folder
 
 # What a reader yields after each step: the rows and the bytes of it.
@@ -24,13 +27,16 @@ Steps = Iterator[tuple[int, int]]
 
 _CHUNK_BYTES = 8 * 1024**2
 _TELL_SECONDS = 0.2
+# As long as a process may take to start: one rank that died is not waited for longer.
+_MEET_SECONDS = 150.0
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """What to read: `files` are the target's, as paths or URLs with their bytes and rows; `seconds` bounds the reading.
 
-    `scratch` is a folder for what a reader must write, which is removed afterwards.
+    `scratch` is a folder for what a reader must write, which is removed afterwards. One of `world_size` ranks reads its
+    share once all of them are in `meeting`; a training whose step takes `step_seconds` is played.
     """
 
     reader: str
@@ -40,6 +46,10 @@ class Job:
     workers: int
     seconds: float
     scratch: str = ""
+    rank: int = 0
+    world_size: int = 1
+    meeting: str = ""
+    step_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -53,6 +63,7 @@ class State:
     ended: bool = False
     final: bool = False
     error: str | None = None
+    wait_share: float | None = None
 
 
 def main() -> None:
@@ -66,6 +77,8 @@ def main() -> None:
         _warm_up(job)
         for path, _, _ in job.files:
             _drop_pages(path)
+        if job.meeting:
+            meet(job.meeting, job.rank, job.world_size, _MEET_SECONDS)
         _tell(out, state)
         _measure(_READERS[job.reader](job), job, state, out)
     except Exception as error:  # noqa: BLE001 - each library has errors of its own for data that it cannot read
@@ -75,10 +88,14 @@ def main() -> None:
 
 
 def _measure(steps: Steps, job: Job, state: State, out: TextIO) -> None:
+    waits = Waits()
+    if job.step_seconds and job.reader != "raw":
+        steps = played(steps, job.step_seconds, waits)
     started = told = time.perf_counter()
     state.ended = True
     for rows, size in steps:
         now = time.perf_counter()
+        state.wait_share = waits.share
         state.seconds = now - started
         state.first = state.seconds if state.first is None else state.first
         state.rows += rows
@@ -105,18 +122,19 @@ def _warm_up(job: Job) -> None:
     path = os.path.join(job.scratch, "warm.parquet")
     times = pa.array([0, None], pa.timestamp("us"))
     pq.write_table(pa.table({"number": [1, 2], "flag": [True, False], "text": ["a", None], "time": times}), path)
-    for _ in _READERS[job.reader](replace(job, target=path, files=((path, 0, 2),), workers=0)):
+    warm = replace(job, target=path, files=((path, 0, 2),), workers=0, rank=0, world_size=1)
+    for _ in _READERS[job.reader](warm):
         pass
 
 
 def _raw(job: Job) -> Steps:
     buffer = memoryview(bytearray(_CHUNK_BYTES))
-    for path, size, _ in job.files:
-        above, _, name = path.rpartition("/")
+    for part in share([(path, size) for path, size, _ in job.files], job.rank, job.world_size):
+        above, _, name = part.path.rpartition("/")
         file = open_folder(above or "/").ranges(name)
         try:
-            offset = 0
-            while offset < size and (count := file.read_into(buffer, offset)):
+            offset = part.start
+            while offset < part.stop and (count := file.read_into(buffer[: part.stop - offset], offset)):
                 offset += count
                 yield 0, count
         finally:
@@ -124,21 +142,26 @@ def _raw(job: Job) -> Steps:
 
 
 def _arrow(job: Job) -> Steps:
-    from uc_stage.loaders.arrow import batches, share
+    from uc_stage.loaders.arrow import batches
 
-    for batch in batches(share([(path, rows) for path, _, rows in job.files], 0, 1), job.batch_size):
+    parts = share([(path, rows) for path, _, rows in job.files], job.rank, job.world_size)
+    for batch in batches(parts, job.batch_size):
         yield batch.num_rows, 0
 
 
 def _hf(job: Job) -> Steps:
     import datasets
+    import datasets.distributed
 
     from uc_stage.loaders.huggingface import mapped, stream
 
     datasets.logging.set_verbosity_error()
     datasets.disable_progress_bars()
     files = [path for path, _, _ in job.files]
-    for batch in (mapped if is_stream_name(files[0]) else stream)(files).iter(job.batch_size):
+    whole = (mapped if is_stream_name(files[0]) else stream)(files)
+    if job.world_size > 1:
+        whole = datasets.distributed.split_dataset_by_node(whole, job.rank, job.world_size)
+    for batch in whole.iter(job.batch_size):
         yield _length(batch), 0
 
 
@@ -147,7 +170,9 @@ def _torch(job: Job) -> Steps:
 
     from uc_stage.loaders.torch import ParquetBatches, as_is
 
-    dataset = ParquetBatches(job.target, job.batch_size, rank=0, world_size=1, nulls="list", split="all")
+    dataset = ParquetBatches(
+        job.target, job.batch_size, rank=job.rank, world_size=job.world_size, nulls="list", split="all"
+    )
     for batch in torch.utils.data.DataLoader(dataset, None, num_workers=job.workers, collate_fn=as_is):
         yield _length(batch), 0
 

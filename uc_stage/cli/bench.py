@@ -58,6 +58,33 @@ def bench(
             help="Exit 20 unless the last target reaches it: 500MB/s, 200krows/s, torch:200krows/s.",
         ),
     ] = None,
+    step_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--step-ms",
+            envvar="UC_STAGE_STEP_MS",
+            metavar="MS",
+            help="Play a training whose step takes so long: GPU wait = waiting for batches / all time.",
+        ),
+    ] = None,
+    world_size: Annotated[
+        int | None,
+        typer.Option(
+            "--world-size",
+            envvar="UC_STAGE_WORLD_SIZE",
+            metavar="W",
+            min=1,
+            help="So many ranks of this node read at once, each its share; the slowest counts.",
+        ),
+    ] = None,
+    stages: Annotated[
+        bool | None,
+        typer.Option(
+            "--stages/--no-stages",
+            envvar="UC_STAGE_STAGES",
+            help="Measure where the time goes, and the limits; by default without --readers and --require.",
+        ),
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -72,6 +99,9 @@ def bench(
         workers=workers,
         seconds=seconds,
         require=tuple(require or ()),
+        step_ms=step_ms,
+        world_size=world_size,
+        stages=stages,
     )
     with shown(quiet=quiet) as progress:
         report = benchmark.run(request, progress)

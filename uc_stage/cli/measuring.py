@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from uc_stage.cli import whys
 from uc_stage.cli.text import duration, printable, say
 from uc_stage.sizes import format_size
 
@@ -30,16 +31,22 @@ def show(report: BenchReport, *, quiet: bool) -> None:
     for target in dict.fromkeys(measurement.target for measurement in report.measurements):
         print(printable(target))
         table = Table(box=None, padding=(0, 2))
-        for column in ("reader", "rows/s", "MB/s", "first batch", "read"):
+        extra = whys.columns(report)
+        for column in ("reader", "rows/s", "MB/s", "first batch", *extra, "read"):
             table.add_column(column, justify="left" if column == "reader" else "right", no_wrap=True)
         of_it = [measurement for measurement in report.measurements if measurement.target == target]
         for measurement in of_it:
-            table.add_row(*_row(measurement, base.setdefault(measurement.reader, measurement)))
+            *row, read = _row(measurement, base.setdefault(measurement.reader, measurement))
+            table.add_row(*row, *whys.cells(measurement, extra), read)
         console.print(table)
         for measurement in of_it:
             if measurement.note:
                 print(printable(f"  {measurement.reader}: {measurement.note}"))
+        for line in whys.of_target(report, target):
+            print(printable(line))
         print()
+    for line in whys.of_all(report):
+        print(printable(line))
     for reader, reason in report.skipped.items():
         say(f"skipped {reader}: {reason}", quiet=quiet)
     for requirement in report.requirements:

@@ -68,6 +68,7 @@ from uc_stage.model.inspecting import (
 from uc_stage.model.loading import Framework, LoaderSettings, Snippet
 from uc_stage.model.measuring import BenchReport, BenchRequest, Measurement, Requirement
 from uc_stage.model.node import FactState, NodeFact
+from uc_stage.model.stages import BreakEven, Ceiling, Change, LimitName, Stage, StageName, Stages
 from uc_stage.model.tables import Field, TableRef, read_timestamp
 
 __all__ = [
@@ -80,10 +81,13 @@ __all__ = [
     "BenchReport",
     "BenchRequest",
     "Bin",
+    "BreakEven",
     "CachePlan",
     "CacheReport",
     "CacheRequest",
     "CachedCopy",
+    "Ceiling",
+    "Change",
     "Column",
     "Compression",
     "CopiesReport",
@@ -109,6 +113,7 @@ __all__ = [
     "InspectRequest",
     "Kept",
     "Layout",
+    "LimitName",
     "Loader",
     "LoaderSettings",
     "Measurement",
@@ -130,6 +135,9 @@ __all__ = [
     "Source",
     "SplitShare",
     "Spread",
+    "Stage",
+    "StageName",
+    "Stages",
     "TableRef",
     "TargetKind",
     "read_timestamp",

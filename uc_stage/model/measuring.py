@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from uc_stage.model.stages import BreakEven, Ceiling, Stages
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """What `bench` is asked for. `readers` None means every reader that is installed; `seconds` bounds each one."""
+    """What `bench` is asked for. `readers` None means every reader that is installed; `seconds` bounds each one.
+
+    Attributes:
+        step_ms: plays a training whose step takes so long against the readers that give batches.
+        world_size: so many ranks of this node read at once, each its share.
+        stages: measure where the time goes, and the limits; None for where neither readers nor rates were asked for.
+    """
 
     targets: tuple[str, ...]
     readers: tuple[str, ...] | None = None
@@ -16,6 +25,9 @@ class BenchRequest:
     workers: int = 0
     seconds: float = 5.0
     require: tuple[str, ...] = ()
+    step_ms: float | None = None
+    world_size: int | None = None
+    stages: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +35,10 @@ class Measurement:
     """One reader over one target. `bytes` are those on disk that were passed over; `complete` is a whole epoch.
 
     One that `failed` died, hung, met data that it cannot read, or gave other rows than there are; `note` says which.
+
+    Attributes:
+        wait_share: the part of a played training in which it waits for batches, 0 to 1; None where none was played.
+        limit_share: the rate, as a part of what the storage and the processors can do at most; above 1 from memory.
     """
 
     target: str
@@ -36,6 +52,8 @@ class Measurement:
     complete: bool
     failed: bool = False
     note: str | None = None
+    wait_share: float | None = None
+    limit_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +74,9 @@ class BenchReport:
     measurements: tuple[Measurement, ...]
     skipped: dict[str, str] = field(default_factory=dict)
     requirements: tuple[Requirement, ...] = ()
+    stages: tuple[Stages, ...] = ()
+    ceilings: tuple[Ceiling, ...] = ()
+    break_even: tuple[BreakEven, ...] = ()
 
     @property
     def met(self) -> bool:
