@@ -469,6 +469,10 @@ def bench(
     workers: int = 0,
     seconds: float = 5.0,
     require: Sequence[str] = (),
+    save: str | None = None,
+    compare: Sequence[str] = (),
+    baseline: str | None = None,
+    html: str | None = None,
     progress: Progress | None = None,
 ) -> BenchReport:
     """Measures how fast datasets can be read, as `uc-stage bench` does.
@@ -480,6 +484,10 @@ def bench(
         workers: of the torch `DataLoader`.
         seconds: the longest time of one reader over one target.
         require: throughputs that the last target must reach, such as `500MB/s`; the outcome is `report.met`.
+        save: the file that keeps the report.
+        compare: files of kept reports to show beside it; without targets, beside the last of them.
+        baseline: the file of a kept report that this one must not fall behind; that is in `report.met` too.
+        html: the file of a page that is drawn of it.
         progress: who is told of progress; nobody by default.
 
     Raises:
@@ -496,5 +504,9 @@ def bench(
         workers=workers,
         seconds=seconds,
         require=tuple(require),
+        save=save,
+        compare=_patterns(compare),
+        baseline=baseline,
+        html=html,
     )
     return benchmark.run(request, progress or SILENT)

@@ -156,6 +156,8 @@ def _measurement(job: Job, size: int, state: State, note: str) -> Measurement:
         complete=state.ended and not failed,
         failed=failed,
         note="; ".join(notes) or None,
+        batch_size=job.batch_size,
+        workers=job.workers,
     )
 
 

@@ -66,8 +66,18 @@ from uc_stage.model.inspecting import (
     TargetKind,
 )
 from uc_stage.model.loading import Framework, LoaderSettings, Snippet
-from uc_stage.model.measuring import BenchReport, BenchRequest, Measurement, Requirement
+from uc_stage.model.measuring import (
+    BenchReport,
+    BenchRequest,
+    ComparedCell,
+    Comparison,
+    Machine,
+    MeasuredTarget,
+    Measurement,
+    Requirement,
+)
 from uc_stage.model.node import FactState, NodeFact
+from uc_stage.model.stages import BreakEven, Ceiling, Change, LimitName, Stage, StageName, Stages
 from uc_stage.model.tables import Field, TableRef, read_timestamp
 
 __all__ = [
@@ -80,11 +90,16 @@ __all__ = [
     "BenchReport",
     "BenchRequest",
     "Bin",
+    "BreakEven",
     "CachePlan",
     "CacheReport",
     "CacheRequest",
     "CachedCopy",
+    "Ceiling",
+    "Change",
     "Column",
+    "ComparedCell",
+    "Comparison",
     "Compression",
     "CopiesReport",
     "CopyFile",
@@ -109,8 +124,11 @@ __all__ = [
     "InspectRequest",
     "Kept",
     "Layout",
+    "LimitName",
     "Loader",
     "LoaderSettings",
+    "Machine",
+    "MeasuredTarget",
     "Measurement",
     "NodeFact",
     "Packed",
@@ -130,6 +148,9 @@ __all__ = [
     "Source",
     "SplitShare",
     "Spread",
+    "Stage",
+    "StageName",
+    "Stages",
     "TableRef",
     "TargetKind",
     "read_timestamp",
