@@ -219,12 +219,15 @@ def _name(one: Measurement, report: BenchReport) -> str:
 
 
 def _settings(one: Measurement, report: BenchReport) -> str:
-    """The settings of a measurement in which those of its reader differ."""
+    """The settings of a measurement in which those of its reader differ; 0 is none, but for the workers."""
     words = []
-    for name, word in (("workers", "workers"), ("batch_size", "batch"), ("prefetch", "prefetch")):
-        if len({getattr(other, name) for other in report.measurements if other.reader == one.reader}) > 1:
-            value = getattr(one, name)
-            words.append(f"{value} {word if value != 1 else 'worker'}" if name == "workers" else f"{word} {value:,}")
+    for name in ("workers", "batch_size", "prefetch"):
+        known = {getattr(other, name) for other in report.measurements if other.reader == one.reader}
+        value = getattr(one, name)
+        if name == "workers" and len(known) > 1:
+            words.append(f"{value:,} worker{'' if value == 1 else 's'}")
+        elif value and len(known - {0}) > 1:
+            words.append(f"{'batch' if name == 'batch_size' else name} {value:,}")
     return ", ".join([*words, *([_WORDS[one.cold]] if one.cold is not None else [])])
 
 
@@ -256,8 +259,8 @@ def _compared(cell: ComparedCell) -> dict[str, str]:
     return {
         "reader": cell.reader,
         "workers": str(cell.workers),
-        "batch": f"{cell.batch_size:,}",
-        "prefetch": str(cell.prefetch),
+        "batch": _whole(cell.batch_size or None),
+        "prefetch": _whole(cell.prefetch or None),
         "pages": _WORDS[cell.cold],
         "rows/s then": number(cell.kept_rows_per_second, ",.0f"),
         "rows/s now": number(cell.rows_per_second, ",.0f"),
@@ -273,13 +276,14 @@ def _table(report: BenchReport) -> str:
     rows = []
     for one in report.measurements:
         cells = [
-            str(one.workers), f"{one.batch_size:,}", str(one.prefetch), _WORDS[one.cold],
+            _whole(one.workers), _whole(one.batch_size or None), _whole(one.prefetch or None), _WORDS[one.cold],
             "" if one.rows_per_second is None else f"{one.rows_per_second:,.0f}",
             f"{one.bytes_per_second / 1e6:,.1f}",
             _milliseconds(one.first_batch_seconds), _milliseconds(one.batch_p50_seconds),
             _milliseconds(one.batch_p99_seconds),
             "" if one.cpu_seconds is None else f"{one.cpu_seconds:,.2f} s",
             "" if one.worker_bytes is None else format_size(one.worker_bytes),
+            _whole(one.distinct_rows),
             "whole" if one.complete else f"{one.seconds:,.1f} s of it",
         ]  # fmt: skip
         note = f'<td class="word long{" bad" if one.failed else ""}">{text(one.note or "")}</td>'
@@ -292,7 +296,9 @@ def _table(report: BenchReport) -> str:
     skipped = "".join(f"<p>{text(f'skipped {name}: {why}')}</p>" for name, why in report.skipped.items())
     return (
         _scroll(
-            "Every reader, target and setting", (":reader", *heads, "worker memory", "read", ":target", ":note"), rows
+            "Every reader, target and setting",
+            (":reader", *heads, "worker memory", "distinct rows", "read", ":target", ":note"),
+            rows,
         )
         + skipped
     )
@@ -308,6 +314,10 @@ def _scroll(caption: str, heads: Sequence[str], rows: Sequence[str]) -> str:
         f'<div class="card scroll" role="region" tabindex="0" aria-label="{text(caption)}"><table>'
         f"<caption>{text(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _whole(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -41,6 +41,7 @@ class Measurement:
     One that `failed` died, hung, met data that it cannot read, or gave other rows than there are; `note` says which.
 
     Attributes:
+        batch_size, workers, prefetch: 0 for what the reader has none of.
         cold: whether the pages were read from the disk or the mount; None where that could not be told.
         rates: of each repeat, the rows a second, or the bytes a second where rows are not counted.
         wait_share: of a played training's time, the share that it waited for batches, 0 to 1.
@@ -57,15 +58,16 @@ class Measurement:
     complete: bool
     failed: bool = False
     note: str | None = None
-    batch_size: int = 256
+    batch_size: int = 0
     workers: int = 0
-    prefetch: int = 2
+    prefetch: int = 0
     cold: bool | None = None
     rates: tuple[float, ...] = ()
     batch_p50_seconds: float | None = None
     batch_p99_seconds: float | None = None
     cpu_seconds: float | None = None
     worker_bytes: int | None = None
+    distinct_rows: int | None = None
     wait_share: float | None = None
 
 

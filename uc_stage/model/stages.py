@@ -85,7 +85,7 @@ class BreakEven:
     Attributes:
         source, copy: the first target and a later one with as many rows.
         reader: the fastest one over both; the epochs are its.
-        making_seconds: what making the copy takes.
+        making_seconds: what making the copy takes at least: to read the source once.
         making_by: what tells that.
         epochs: `making_seconds / (source_epoch_seconds - copy_epoch_seconds)`; None where the copy is not faster.
     """
