@@ -136,9 +136,7 @@ def _value(hint: Any, value: Any) -> Any:
             **{key: _value(fields[key], one) for key, one in value.items() if key in fields}
         )
     if origin is tuple and isinstance(value, list):
-        if kinds[-1] is ...:
-            return tuple(_value(kinds[0], one) for one in value)
-        return tuple(_value(kind, one) for kind, one in zip(kinds, value, strict=True))
+        return tuple(_value(kinds[0], one) for one in value)
     if origin is dict and isinstance(value, dict):
         return {key: _value(kinds[1], one) for key, one in value.items()}
     if origin in (typing.Union, types.UnionType):
