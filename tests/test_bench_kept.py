@@ -17,7 +17,7 @@ from tests.fixtures.exports import make_export
 from tests.fixtures.results import COPY, MACHINE, SOURCE, full, keep, measurement, report
 from tests.fixtures.shell import uc_stage as command
 from uc_stage import benchmark
-from uc_stage.benchmark import beside, keeping, outcome
+from uc_stage.benchmark import beside, keeping, reports
 from uc_stage.errors import AccessDenied, InvalidRequest, NotFound, Unsupported
 from uc_stage.model import BenchRequest, ComparedCell, Comparison
 
@@ -58,7 +58,7 @@ def times(kept: BenchReport, factor: float) -> BenchReport:
 
 def here(**changed: Any) -> BenchReport:
     """A kept report of this machine."""
-    return replace(report(measurement("arrow", 1000.0)), machine=outcome.machine(), **changed)
+    return replace(report(measurement("arrow", 1000.0)), machine=reports.machine(), **changed)
 
 
 def cells(comparison: Comparison) -> list[tuple[str, str]]:
@@ -360,7 +360,7 @@ def test_a_baseline_that_has_nothing_of_the_run_does_not_pass(target: str, tmp_p
 
 
 def test_a_baseline_of_a_machine_with_more_processors_is_refused(target: str, tmp_path: Path) -> None:
-    mine = outcome.machine()
+    mine = reports.machine()
     other = keep(tmp_path / "a.json", here(measurements=(measurement("arrow", 1.0),)))
     more = keep(tmp_path / "b.json", replace(here(), machine=replace(mine, cpus=mine.cpus + 1)))
 

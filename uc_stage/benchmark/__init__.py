@@ -13,7 +13,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from uc_stage.benchmark.outcome import finish, judge_stall, prepare
+from uc_stage.benchmark.reports import finish, judge_stall, prepare
 from uc_stage.benchmark.process import measure
 from uc_stage.benchmark.readers import Job
 from uc_stage.errors import InvalidRequest, NotFound, StageError, Unavailable
@@ -57,12 +57,12 @@ class _Dataset:
     target: str
     files: tuple[tuple[str, int, int], ...]
     bytes: int
-    kind: str
+    target_kind: str
     generation: str | None
 
     def facts(self) -> MeasuredTarget:
         rows = sum(rows for _, _, rows in self.files)
-        return MeasuredTarget(self.target, self.kind, self.generation, len(self.files), rows, self.bytes)
+        return MeasuredTarget(self.target, self.target_kind, self.generation, len(self.files), rows, self.bytes)
 
 
 def run(request: BenchRequest, progress: Progress = SILENT) -> BenchReport:

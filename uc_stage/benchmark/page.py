@@ -272,6 +272,9 @@ def _compared(cell: ComparedCell) -> dict[str, str]:
     }
 
 
+_COSTS = ("first batch", "batch p50", "batch p99", "CPU")
+
+
 def _table(report: BenchReport) -> str:
     rows = []
     for one in report.measurements:
@@ -279,6 +282,7 @@ def _table(report: BenchReport) -> str:
             _whole(one.workers), _whole(one.batch_size or None), _whole(one.prefetch or None), _WORDS[one.cold],
             "" if one.rows_per_second is None else f"{one.rows_per_second:,.0f}",
             f"{one.bytes_per_second / 1e6:,.1f}",
+            "" if one.limit_share is None else f"{one.limit_share:.0%}",
             _milliseconds(one.first_batch_seconds), _milliseconds(one.batch_p50_seconds),
             _milliseconds(one.batch_p99_seconds),
             "" if one.cpu_seconds is None else f"{one.cpu_seconds:,.2f} s",
@@ -292,12 +296,12 @@ def _table(report: BenchReport) -> str:
             + "".join(f"<td>{text(cell)}</td>" for cell in cells)
             + f'<td class="word">{text(one.target)}</td>{note}</tr>'
         )
-    heads = ("workers", "batch", "prefetch", "pages", "rows/s", "MB/s", "first batch", "batch p50", "batch p99", "CPU")
+    heads = ("workers", "batch", "prefetch", "pages", "rows/s", "MB/s", "of the limit")
     skipped = "".join(f"<p>{text(f'skipped {name}: {why}')}</p>" for name, why in report.skipped.items())
     return (
         _scroll(
             "Every reader, target and setting",
-            (":reader", *heads, "worker memory", "distinct rows", "read", ":target", ":note"),
+            (":reader", *heads, *_COSTS, "worker memory", "distinct rows", "read", ":target", ":note"),
             rows,
         )
         + skipped

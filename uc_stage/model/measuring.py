@@ -44,7 +44,8 @@ class Measurement:
         batch_size, workers, prefetch: 0 for what the reader has none of.
         cold: whether the pages were read from the disk or the mount; None where that could not be told.
         rates: of each repeat, the rows a second, or the bytes a second where rows are not counted.
-        wait_share: of a played training's time, the share that it waited for batches, 0 to 1.
+        wait_share: the part of a played training in which it waits for batches, 0 to 1; None where none was played.
+        limit_share: the rate, as a part of what the storage and the processors can do at most; above 1 from memory.
     """
 
     target: str
@@ -69,6 +70,7 @@ class Measurement:
     worker_bytes: int | None = None
     distinct_rows: int | None = None
     wait_share: float | None = None
+    limit_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class Ceiling:
     """The limits that no reader of one target passes on this machine, but from memory.
 
     Attributes:
-        storage_bytes_per_second: of so many `streams` that read ranges of the files side by side.
+        storage_bytes_per_second: of so many `streams` that read the files side by side.
         storage_rows_per_second: the same in rows of this target.
         decode_rows_per_second: of one processor that decompresses and decodes; None where nothing is to be decoded.
         decode_bytes_per_second: the same in bytes as they are on the storage.
