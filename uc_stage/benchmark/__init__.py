@@ -13,9 +13,9 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from uc_stage.benchmark.reports import finish, judge_stall, prepare
 from uc_stage.benchmark.process import measure
 from uc_stage.benchmark.readers import Job
+from uc_stage.benchmark.reports import finish, judge_stall, prepare
 from uc_stage.errors import InvalidRequest, NotFound, StageError, Unavailable
 from uc_stage.model import BenchReport, MeasuredTarget, Measurement, Requirement
 from uc_stage.progress import SILENT
