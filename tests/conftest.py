@@ -14,6 +14,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 pytest_plugins = [
+    "tests.fixtures.browser",
     "tests.fixtures.copies",
     "tests.fixtures.delta",
     "tests.fixtures.disk",

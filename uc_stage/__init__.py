@@ -472,6 +472,10 @@ def bench(
     step_ms: float | None = None,
     world_size: int | None = None,
     stages: bool | None = None,
+    save: str | None = None,
+    compare: Sequence[str] = (),
+    baseline: str | None = None,
+    html: str | None = None,
     progress: Progress | None = None,
 ) -> BenchReport:
     """Measures how fast datasets can be read, as `uc-stage bench` does.
@@ -486,6 +490,10 @@ def bench(
         step_ms: plays a training whose step takes so long against each reader that gives batches: its `wait_share`.
         world_size: so many ranks of this node read at once; the slowest one counts.
         stages: measure where the time goes, and the limits; by default where neither `readers` nor `require` are given.
+        save: the file that keeps the report.
+        compare: files of kept reports to show beside it; without targets, beside the last of them.
+        baseline: the file of a kept report that this one must not fall behind; that is in `report.met` too.
+        html: the file of a page that is drawn of it.
         progress: who is told of progress; nobody by default.
 
     Raises:
@@ -505,5 +513,9 @@ def bench(
         step_ms=step_ms,
         world_size=world_size,
         stages=stages,
+        save=save,
+        compare=_patterns(compare),
+        baseline=baseline,
+        html=html,
     )
     return benchmark.run(request, progress or SILENT)

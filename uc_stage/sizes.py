@@ -23,15 +23,16 @@ _SECONDS = {
     "W": 7 * 24 * 3600,
 }
 _ROWS = {"ROWS": 1, **{f"{letter}ROWS": 1000**power for power, letter in enumerate("KMG", start=1)}}
+_STALL = re.compile(r"stall\s*<\s*(?P<percent>\d{1,3}(?:\.\d{1,30})?)\s*%", re.ASCII | re.IGNORECASE)
 _NUMBER = re.compile(r"(?P<number>\d{1,30}(?:\.\d{1,30})?)\s*(?P<unit>[A-Za-z]*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A throughput: `value` a second, in bytes or in rows."""
+    """A throughput: `value` a second, in bytes or in rows; or a share of a time, 0 to 1."""
 
     value: float
-    unit: Literal["bytes/s", "rows/s"]
+    unit: Literal["bytes/s", "rows/s", "share"]
 
 
 def format_size(count: float) -> str:
@@ -60,11 +61,16 @@ def parse_size(text: str, flag: str) -> int:
 
 
 def parse_rate(text: str, flag: str) -> Rate:
-    """Reads a throughput: `500MB/s`, `1.5GiB/s`, `200krows/s`, `900 rows/s`, in any case of letters.
+    """Reads a throughput: `500MB/s`, `1.5GiB/s`, `200krows/s`, `900 rows/s`, in any case of letters; or `stall<5%`.
 
     Raises:
-        InvalidRequest: not a throughput, or one of nothing; `flag` names in the error where the text came from.
+        InvalidRequest: none of these, or one of nothing; `flag` names in the error where the text came from.
     """
+    if stall := _STALL.fullmatch(text.strip()):
+        share = float(stall["percent"]) / 100
+        if 0 < share <= 1:
+            return Rate(share, "share")
+        raise InvalidRequest(f"`{flag} {text}` is no share of a time", hint="give more than 0 %, at most 100 %")
     amount, slash, per = text.strip().rpartition("/")
     if slash and per.strip().lower() == "s":
         for unit, scale in (("rows/s", _ROWS), ("bytes/s", _BYTES)):
@@ -73,7 +79,8 @@ def parse_rate(text: str, flag: str) -> Rate:
             if number:
                 return Rate(float(number), "rows/s" if unit == "rows/s" else "bytes/s")
     raise InvalidRequest(
-        f"`{flag} {text}` is not a throughput", hint="write bytes or rows a second: `500MB/s`, `200krows/s`"
+        f"`{flag} {text}` is not a throughput",
+        hint="write bytes or rows a second: `500MB/s`, `200krows/s`; or `stall<5%`",
     )
 
 

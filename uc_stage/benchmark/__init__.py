@@ -17,9 +17,10 @@ from uc_stage.benchmark.paying import break_even
 from uc_stage.benchmark.process import measure
 from uc_stage.benchmark.ranks import MOST_RANKS, measure_ranks
 from uc_stage.benchmark.readers import Job
+from uc_stage.benchmark.reports import finish, judge_stall, prepare
 from uc_stage.benchmark.stages import probe, with_limits
 from uc_stage.errors import InvalidRequest, NotFound, StageError, Unavailable
-from uc_stage.model import BenchReport, Measurement, Requirement
+from uc_stage.model import BenchReport, MeasuredTarget, Measurement, Requirement
 from uc_stage.progress import SILENT
 from uc_stage.sizes import parse_rate
 from uc_stage.targets import look
@@ -60,6 +61,12 @@ class _Dataset:
     target: str
     files: tuple[tuple[str, int, int], ...]
     bytes: int
+    target_kind: str
+    generation: str | None
+
+    def facts(self) -> MeasuredTarget:
+        rows = sum(rows for _, _, rows in self.files)
+        return MeasuredTarget(self.target, self.target_kind, self.generation, len(self.files), rows, self.bytes)
 
 
 def run(request: BenchRequest, progress: Progress = SILENT) -> BenchReport:
@@ -69,13 +76,20 @@ def run(request: BenchRequest, progress: Progress = SILENT) -> BenchReport:
     judged on the last target: one without a reader by the fastest reader but `raw`, which is a ceiling and not what
     training gets; `raw` counts where it is the only one, and where the requirement names it.
 
+    Kept reports are read and checked before anything is measured. Without a target, the last one that `compare` names
+    stands in for the measured one.
+
     Raises:
-        InvalidRequest: an unknown reader, a requirement that no reader of the request can answer, a Delta table.
+        InvalidRequest: an unknown reader, a requirement that no reader of the request can answer, a Delta table; a kept
+            report that is none, or a baseline of another machine.
         NotFound: nothing there, no Parquet file, no rows. VerificationFailed, Unsupported: a footer that is not whole.
         Unavailable: a reader that was named, here or in a requirement, needs a package that is not installed.
     """
     _check(request)
-    wanted = [_parse(text) for text in request.require]
+    given = prepare(request)
+    if given.alone is not None:
+        return finish(request, given, given.alone)
+    wanted = [_parse(text, request.step_ms) for text in request.require]
     readers, skipped = _choose(request, wanted)
     datasets = [_open(target, progress) for target in request.targets]
     measurements = [_measure(reader, dataset, request, progress) for dataset in datasets for reader in readers]
@@ -83,7 +97,7 @@ def run(request: BenchRequest, progress: Progress = SILENT) -> BenchReport:
     probed = [_probe(dataset, request, progress) for dataset in datasets] if _wants_stages(request) else []
     ceilings = tuple(ceiling for _, ceiling in probed if ceiling)
     sizes = {dataset.target: (sum(rows for _, _, rows in dataset.files), dataset.bytes) for dataset in datasets}
-    return BenchReport(
+    report = BenchReport(
         with_limits(measurements, ceilings),
         skipped,
         tuple(_judge(each, last) for each in wanted),
@@ -91,6 +105,7 @@ def run(request: BenchRequest, progress: Progress = SILENT) -> BenchReport:
         ceilings=ceilings,
         break_even=break_even(sizes, measurements, ceilings),
     )
+    return finish(request, given, report, [dataset.facts() for dataset in datasets])
 
 
 def _measure(reader: str, dataset: _Dataset, request: BenchRequest, progress: Progress) -> Measurement:
@@ -119,7 +134,7 @@ def _probe(dataset: _Dataset, request: BenchRequest, progress: Progress) -> tupl
 
 
 def _check(request: BenchRequest) -> None:
-    if not request.targets:
+    if not (request.targets or request.compare):
         raise InvalidRequest("there is no TARGET", hint="name an export, a copy, a folder of Parquet or a file")
     for flag, value, least in (("--batch-size", request.batch_size, 1), ("--workers", request.workers, 0)):
         if value < least:
@@ -140,13 +155,23 @@ def _check(request: BenchRequest) -> None:
         )
 
 
-def _parse(text: str) -> _Wanted:
+def _parse(text: str, step_ms: float | None) -> _Wanted:
     reader, colon, rate = text.rpartition(":")
     if colon:
         _known(reader, f"--require {text}")
     parsed = parse_rate(rate, "--require")
     if reader == "raw" and parsed.unit == "rows/s":
         raise InvalidRequest(f"`--require {text}`: the reader `raw` counts no rows", hint="require `raw:500MB/s`")
+    if parsed.unit == "share":
+        if step_ms is None:
+            raise InvalidRequest(
+                f"`--require {text}`: without a training step there is nothing that waits",
+                hint="add its length in milliseconds: `--step-ms 35`",
+            )
+        if reader == "raw":
+            raise InvalidRequest(
+                f"`--require {text}`: the reader `raw` makes no batches", hint="require `torch:stall<5%`"
+            )
     return _Wanted(text, reader or None, parsed)
 
 
@@ -178,10 +203,9 @@ def _choose(request: BenchRequest, wanted: Sequence[_Wanted]) -> tuple[list[str]
             raise InvalidRequest(
                 f"`--require {each.text}` names a reader that is not measured", hint="add it to `--readers`"
             )
-        if each.rate.unit == "rows/s" and readers == ["raw"]:
-            raise InvalidRequest(
-                f"`--require {each.text}`: the reader `raw` counts no rows", hint="add `arrow` to `--readers`"
-            )
+        if each.rate.unit != "bytes/s" and readers == ["raw"]:
+            lack = "counts no rows" if each.rate.unit == "rows/s" else "makes no batches"
+            raise InvalidRequest(f"`--require {each.text}`: the reader `raw` {lack}", hint="add `arrow` to `--readers`")
     return readers, skipped
 
 
@@ -201,7 +225,9 @@ def _open(text: str, progress: Progress) -> _Dataset:
         found.append((target.folder.locate(path), files[path], footer.rows))
     if not any(rows for _, _, rows in found):
         raise NotFound(f"`{text}` holds no rows: there is nothing to measure", hint=f"uc-stage inspect {text}")
-    return _Dataset(text, tuple(found), sum(files.values()))
+    manifest, record = target.manifest, target.record
+    generation = manifest.generation if manifest else record.generation if record else None
+    return _Dataset(text, tuple(found), sum(files.values()), target.kind, generation)
 
 
 def _judge(wanted: _Wanted, measured: Sequence[Measurement]) -> Requirement:
@@ -215,5 +241,7 @@ def _judge(wanted: _Wanted, measured: Sequence[Measurement]) -> Requirement:
     candidates = [each for each in measured if wanted.reader in (None, each.reader)]
     if wanted.reader is None and len(candidates) > 1:
         candidates = [each for each in candidates if each.reader != "raw"]
+    if wanted.rate.unit == "share":
+        return judge_stall(wanted.text, wanted.rate.value, candidates)
     best = max(candidates, key=value)
     return Requirement(wanted.text, value(best) >= wanted.rate.value, value(best), wanted.rate.unit, best.reader)

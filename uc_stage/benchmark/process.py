@@ -164,6 +164,8 @@ def _measurement(job: Job, size: int, state: State, note: str) -> Measurement:
         failed=failed,
         note="; ".join(notes) or None,
         wait_share=state.wait_share,
+        batch_size=job.batch_size,
+        workers=job.workers,
     )
 
 

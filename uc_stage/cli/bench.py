@@ -19,8 +19,9 @@ EPILOG = codes.epilog(
 
 def bench(
     targets: Annotated[
-        list[str], typer.Argument(metavar="TARGET...", help="Exports, copies, folders or files; several are compared.")
-    ],
+        list[str] | None,
+        typer.Argument(metavar="[TARGET]...", help="Exports, copies, folders or files; several are compared."),
+    ] = None,
     readers: Annotated[
         str | None,
         typer.Option(
@@ -55,7 +56,7 @@ def bench(
             "--require",
             envvar="UC_STAGE_REQUIRE",
             metavar="RATE",
-            help="Exit 20 unless the last target reaches it: 500MB/s, 200krows/s, torch:200krows/s.",
+            help="Exit 20 unless the last target reaches it: 500MB/s, torch:200krows/s, stall<5% (with --step-ms).",
         ),
     ] = None,
     step_ms: Annotated[
@@ -85,6 +86,32 @@ def bench(
             help="Measure where the time goes, and the limits; by default without --readers and --require.",
         ),
     ] = None,
+    save: Annotated[
+        str | None,
+        typer.Option("--save", envvar="UC_STAGE_SAVE", metavar="FILE", help="Keep the result, as JSON."),
+    ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--compare",
+            envvar="UC_STAGE_COMPARE",
+            metavar="FILE",
+            help="Show a kept result beside this one; without TARGET, beside the last FILE; repeatable.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            envvar="UC_STAGE_BASELINE",
+            metavar="FILE",
+            help="Exit 20 where it is slower than this kept result, by more than 10 % and than noise.",
+        ),
+    ] = None,
+    html: Annotated[
+        str | None,
+        typer.Option("--html", envvar="UC_STAGE_HTML", metavar="FILE", help="Draw the result as a page."),
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -93,7 +120,7 @@ def bench(
     from uc_stage import benchmark
 
     request = BenchRequest(
-        targets=tuple(targets),
+        targets=tuple(targets or ()),
         readers=names(readers, "--readers"),
         batch_size=batch_size,
         workers=workers,
@@ -102,6 +129,10 @@ def bench(
         step_ms=step_ms,
         world_size=world_size,
         stages=stages,
+        save=save,
+        compare=tuple(file for text in compare or () for file in names(text, "--compare") or ()),
+        baseline=baseline,
+        html=html,
     )
     with shown(quiet=quiet) as progress:
         report = benchmark.run(request, progress)

@@ -14,7 +14,7 @@ MEANINGS = {
     15: "source or engine unavailable: try again, or install what is missing",
     16: "a table feature or a type that is not supported",
     17: "the copy is stale, partial or absent (`--check`)",
-    20: "below the required throughput (`--require`), or something is as severe as `--fail-on`",
+    20: "below the required throughput (`--require`, `--baseline`), or something is as severe as `--fail-on`",
     129: "ended by SIGHUP",
     130: "ended by SIGINT (Ctrl-C)",
     141: "the reader of stdout has gone, as `head` goes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from uc_stage.cli import whys
+from uc_stage.cli import kept, whys
 from uc_stage.cli.text import duration, printable, say
 from uc_stage.sizes import format_size
 
@@ -17,7 +17,19 @@ def measured(requirement: Requirement) -> str:
     """The rate that a requirement was judged by, and whose it is."""
     value = requirement.measured
     rate = f"{format_size(value)}/s" if requirement.unit == "bytes/s" else f"{value:,.0f} rows/s"
+    if requirement.unit == "share":
+        rate = f"{value:.1%} of the time"
     return f"{rate} by {requirement.reader}"
+
+
+def shortfall(report: BenchReport) -> tuple[str, str, str]:
+    """Of a report that is not met: the error's code, message and hint."""
+    missed = next((requirement for requirement in report.requirements if not requirement.met), None)
+    if missed is None:
+        return kept.shortfall(report)
+    message = f"`--require {missed.text}` is not met: {measured(missed)}"
+    hint = "cache the dataset on local disk, or see which reader is the limit in the table above"
+    return "below_requirement", message, hint
 
 
 def show(report: BenchReport, *, quiet: bool) -> None:
@@ -26,6 +38,8 @@ def show(report: BenchReport, *, quiet: bool) -> None:
     from rich.table import Table
 
     # Rich would fold the table to 80 columns where it cannot ask a terminal for its width.
+    if report.kept_in is not None:
+        print(printable(f"kept in {report.kept_in}, measured {report.at}"))
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
     base: dict[str, Measurement] = {}
     for target in dict.fromkeys(measurement.target for measurement in report.measurements):
@@ -49,6 +63,7 @@ def show(report: BenchReport, *, quiet: bool) -> None:
         print(printable(line))
     for reader, reason in report.skipped.items():
         say(f"skipped {reader}: {reason}", quiet=quiet)
+    kept.show(report, console)
     for requirement in report.requirements:
         verdict = "met" if requirement.met else "not met"
         print(f"require {requirement.text}: {verdict}, {measured(requirement)}")

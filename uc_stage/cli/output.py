@@ -160,14 +160,9 @@ def _verdict(report: Report) -> tuple[str, dict[str, Any] | None]:
             return "failed", describe(VerificationFailed(message, hint="export or cache it again"))
         case InspectReport() if report.failing:
             return "failed", inspecting.failure(report)
-        case BenchReport(requirements=requirements) if not report.met:
-            missed = next(requirement for requirement in requirements if not requirement.met)
-            return "failed", {
-                "code": "below_requirement",
-                "message": f"`--require {missed.text}` is not met: {measuring.measured(missed)}",
-                "hint": "cache the dataset on local disk, or see which reader is the limit in the table above",
-                "exit_code": BELOW_REQUIREMENT,
-            }
+        case BenchReport() if not report.met:
+            code, message, hint = measuring.shortfall(report)
+            return "failed", {"code": code, "message": message, "hint": hint, "exit_code": BELOW_REQUIREMENT}
         case BenchReport(measurements=measurements) if measurements and all(one.failed for one in measurements):
             unread = VerificationFailed(
                 f"no reader could read `{measurements[-1].target}`: {measurements[-1].note}",

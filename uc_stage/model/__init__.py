@@ -66,7 +66,16 @@ from uc_stage.model.inspecting import (
     TargetKind,
 )
 from uc_stage.model.loading import Framework, LoaderSettings, Snippet
-from uc_stage.model.measuring import BenchReport, BenchRequest, Measurement, Requirement
+from uc_stage.model.measuring import (
+    BenchReport,
+    BenchRequest,
+    ComparedCell,
+    Comparison,
+    Machine,
+    MeasuredTarget,
+    Measurement,
+    Requirement,
+)
 from uc_stage.model.node import FactState, NodeFact
 from uc_stage.model.stages import BreakEven, Ceiling, Change, LimitName, Stage, StageName, Stages
 from uc_stage.model.tables import Field, TableRef, read_timestamp
@@ -89,6 +98,8 @@ __all__ = [
     "Ceiling",
     "Change",
     "Column",
+    "ComparedCell",
+    "Comparison",
     "Compression",
     "CopiesReport",
     "CopyFile",
@@ -116,6 +127,8 @@ __all__ = [
     "LimitName",
     "Loader",
     "LoaderSettings",
+    "Machine",
+    "MeasuredTarget",
     "Measurement",
     "NodeFact",
     "Packed",

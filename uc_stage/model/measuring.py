@@ -17,6 +17,11 @@ class BenchRequest:
         step_ms: plays a training whose step takes so long against the readers that give batches.
         world_size: so many ranks of this node read at once, each its share.
         stages: measure where the time goes, and the limits; None for where neither readers nor rates were asked for.
+        step_ms: the length of the training step that is played, in milliseconds.
+        save: where the report is kept.
+        baseline: a kept report that this one must not fall behind.
+        compare: kept reports that are shown beside this one; without targets, the last of them stands in for it.
+        html: where the report is drawn as a page.
     """
 
     targets: tuple[str, ...]
@@ -28,6 +33,10 @@ class BenchRequest:
     step_ms: float | None = None
     world_size: int | None = None
     stages: bool | None = None
+    save: str | None = None
+    baseline: str | None = None
+    compare: tuple[str, ...] = ()
+    html: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,9 @@ class Measurement:
     One that `failed` died, hung, met data that it cannot read, or gave other rows than there are; `note` says which.
 
     Attributes:
+        batch_size, workers, prefetch: 0 for what the reader has none of.
+        cold: whether the pages were read from the disk or the mount; None where that could not be told.
+        rates: of each repeat, the rows a second, or the bytes a second where rows are not counted.
         wait_share: the part of a played training in which it waits for batches, 0 to 1; None where none was played.
         limit_share: the rate, as a part of what the storage and the processors can do at most; above 1 from memory.
     """
@@ -52,24 +64,131 @@ class Measurement:
     complete: bool
     failed: bool = False
     note: str | None = None
+    batch_size: int = 0
+    workers: int = 0
+    prefetch: int = 0
+    cold: bool | None = None
+    rates: tuple[float, ...] = ()
+    batch_p50_seconds: float | None = None
+    batch_p99_seconds: float | None = None
+    cpu_seconds: float | None = None
+    worker_bytes: int | None = None
+    distinct_rows: int | None = None
     wait_share: float | None = None
     limit_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One `--require` and how it came out: `reader` is the one that came nearest, on the last target."""
+    """One `--require` and how it came out: `reader` is the one that came nearest, on the last target.
+
+    `measured` is a second's bytes or rows, or the share of the time that a training waits.
+    """
 
     text: str
     met: bool
     measured: float
-    unit: Literal["bytes/s", "rows/s"]
+    unit: Literal["bytes/s", "rows/s", "share"]
     reader: str
 
 
 @dataclass(frozen=True, slots=True)
+class Machine:
+    """What of a machine decides how fast it reads; it is not named.
+
+    Attributes:
+        cpus: the whole processors that the process may keep busy.
+        memory: bytes that it may use.
+        packages: the versions of the libraries that read, where they are installed.
+    """
+
+    processor: str
+    cpus: int
+    memory: int
+    python: str
+    packages: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTarget:
+    """A target as it was when it was measured; `generation` is an export's, or of the one that a copy holds."""
+
+    target: str
+    kind: str
+    generation: str | None
+    files: int
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCell:
+    """The same target, reader and settings in a kept report and in this one.
+
+    Attributes:
+        kept_rows_per_second, kept_bytes_per_second: None, as of this report, where it was not measured there.
+        factor: how many times as fast it is in this report as in the kept one.
+        within_noise: whether the ranges of the repeats overlap; None where one of the two has a single repeat.
+        regressed: slower than in the baseline, beyond noise and tolerance.
+    """
+
+    target: str
+    reader: str
+    batch_size: int
+    workers: int
+    prefetch: int
+    cold: bool | None
+    kept_rows_per_second: float | None
+    rows_per_second: float | None
+    kept_bytes_per_second: float | None
+    bytes_per_second: float | None
+    factor: float | None
+    within_noise: bool | None
+    regressed: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """How it came out, in a word or two."""
+        if self.factor is None:
+            if self.bytes_per_second is None:
+                return "only then"
+            return "only now" if self.kept_bytes_per_second is None else "failed then"
+        if self.regressed or self.within_noise:
+            return "regression" if self.regressed else "within noise"
+        word = "faster" if self.factor > 1 else "slower" if self.factor < 1 else "the same"
+        return word if self.within_noise is False else f"{word}, noise unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A kept report beside this one; `notes` say what else than the speed differs between the two."""
+
+    file: str
+    at: str
+    baseline: bool
+    notes: tuple[str, ...]
+    cells: tuple[ComparedCell, ...]
+
+    @property
+    def judged(self) -> bool:
+        """Whether it has anything of what this report has."""
+        return any(cell.factor is not None for cell in self.cells)
+
+    @property
+    def regressions(self) -> tuple[ComparedCell, ...]:
+        """The cells that fell behind it, where it is the baseline."""
+        return tuple(cell for cell in self.cells if cell.regressed)
+
+
+@dataclass(frozen=True, slots=True)
 class BenchReport:
-    """What `bench` measured, target by target in the order given."""
+    """What `bench` measured, target by target in the order given.
+
+    Attributes:
+        at: ISO 8601, when the measurements were over.
+        targets: as they were then.
+        kept_in: the file that this report was read from, where nothing was measured.
+    """
 
     measurements: tuple[Measurement, ...]
     skipped: dict[str, str] = field(default_factory=dict)
@@ -77,8 +196,14 @@ class BenchReport:
     stages: tuple[Stages, ...] = ()
     ceilings: tuple[Ceiling, ...] = ()
     break_even: tuple[BreakEven, ...] = ()
+    at: str = ""
+    machine: Machine | None = None
+    targets: tuple[MeasuredTarget, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    kept_in: str | None = None
 
     @property
     def met(self) -> bool:
-        """Whether every requirement held."""
-        return all(requirement.met for requirement in self.requirements)
+        """Whether every requirement held, and nothing fell behind the baseline, which has something to judge by."""
+        behind = (one.regressions or not one.judged for one in self.comparisons if one.baseline)
+        return all(requirement.met for requirement in self.requirements) and not any(behind)
