@@ -168,12 +168,8 @@ def _verdict(report: Report) -> tuple[str, dict[str, Any] | None]:
                 "hint": "cache the dataset on local disk, or see which reader is the limit in the table above",
                 "exit_code": BELOW_REQUIREMENT,
             }
-        case BenchReport(measurements=measurements) if measurements and all(one.failed for one in measurements):
-            unread = VerificationFailed(
-                f"no reader could read `{measurements[-1].target}`: {measurements[-1].note}",
-                hint=f"uc-stage inspect {measurements[-1].target} --verify",
-            )
-            return "failed", describe(unread)
+        case BenchReport() if (failure := measuring.unread(report)) is not None:
+            return "failed", describe(failure)
         case ExportReport(status=status) | CacheReport(status=status) | PruneReport(status=status):
             return status, None
     return "done", None

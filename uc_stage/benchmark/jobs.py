@@ -1,0 +1,68 @@
+"""What passes between `bench` and a reader's process: the job, and what was read so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to read: `files` are the target's, as paths or URLs with their bytes and rows; `seconds` bounds each pass.
+
+    Attributes:
+        kind: what the files are, where they are no Parquet and no Arrow: `image`, `audio` or `text`.
+        row_bytes: the uncompressed bytes of a row, on average.
+        scratch: a folder for what a reader must write, which is removed afterwards.
+        mapped: files of the reader's own that it reads in place of the target's.
+    """
+
+    reader: str
+    target: str
+    files: tuple[tuple[str, int, int], ...]
+    batch_size: int
+    workers: int
+    seconds: float
+    scratch: str = ""
+    prefetch: int = 0
+    repeats: int = 1
+    kind: str | None = None
+    row_bytes: int = 1
+    mapped: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Those of all files."""
+        return sum(rows for _, _, rows in self.files)
+
+
+@dataclass(slots=True)
+class State:
+    """What one pass has read so far.
+
+    Attributes:
+        number: of the pass; cold and warm ones take turns.
+        first: when the first batch was there.
+        ended: whether the reader came to its end.
+        done: whether the pass is over; `final` whether all are, and no other state follows.
+        cold: as a `Measurement` has it.
+        expected: the rows of an epoch, where the reader reads less than the target.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    first: float | None = None
+    ended: bool = False
+    final: bool = False
+    error: str | None = None
+    number: int = 0
+    done: bool = False
+    warm: bool = False
+    cold: bool | None = None
+    notes: tuple[str, ...] = ()
+    p50: float | None = None
+    p99: float | None = None
+    cpu: float | None = None
+    surplus: int | None = None
+    key: str | None = None
+    expected: int | None = None
