@@ -53,8 +53,7 @@ def show(report: BenchReport, *, quiet: bool) -> None:
         print(printable(target))
         of_it = [measurement for measurement in report.measurements if measurement.target == target]
         console.print(_table(of_it, columns, base))
-        said = dict.fromkeys(f"  {one.reader}{_setting(one, columns)}: {one.note}" for one in of_it if one.note)
-        for line in said:
+        for line in _notes(of_it, columns):
             print(printable(line))
         if (best := _fastest(of_it, columns)) is not None:
             print(printable(best))
@@ -132,10 +131,24 @@ def _spread(one: Measurement) -> str:
     return f"{min(one.rates) / middle - 1:+.0%} {max(one.rates) / middle - 1:+.0%}"
 
 
+def _notes(of_it: Sequence[Measurement], columns: Sequence[str]) -> list[str]:
+    """What is to be said of each cell; once for all those of a reader where it is the same."""
+    lines = []
+    for reader, note in dict.fromkeys((one.reader, one.note) for one in of_it if one.note):
+        cells = list(dict.fromkeys(_setting(one, columns) for one in of_it if one.reader == reader))
+        alike = list(
+            dict.fromkeys(_setting(one, columns) for one in of_it if (one.reader, one.note) == (reader, note))
+        )
+        lines += [f"  {reader}{setting}: {note}" for setting in ([""] if alike == cells else alike)]
+    return lines
+
+
 def _setting(one: Measurement, columns: Sequence[str]) -> str:
     """The cell that a note is of, as far as the table tells cells apart."""
-    values = {"batch": one.batch_size, "workers": one.workers, "prefetch": one.prefetch}
-    told = [f"{name} {values[name]:,}" for name in _CELL[1:] if name in columns and values[name]]
+    values = {"batch": one.batch_size or None, "workers": one.workers, "prefetch": one.prefetch or None}
+    if one.reader in ("raw", "arrow"):
+        values["workers"] = None
+    told = [f"{name} {values[name]:,}" for name in _CELL[1:] if name in columns and values[name] is not None]
     return f", {', '.join(told)}" if told else ""
 
 
