@@ -30,8 +30,21 @@ LONG = 60.0
 
 
 def only(report: BenchReport) -> Measurement:
-    [measurement] = report.measurements
+    """The first measurement of the only cell, which is the cold one; the warm one follows, where that went well."""
+    measurement, *warm = report.measurements
+    assert len(warm) == (0 if measurement.failed else 1)
+    assert [(each.reader, each.target, each.failed) for each in warm] == [
+        (measurement.reader, measurement.target, False) for _ in warm
+    ]
     return measurement
+
+
+def cold(report: BenchReport) -> list[Measurement]:
+    """The first measurement of each cell."""
+    found: dict[tuple[object, ...], Measurement] = {}
+    for each in report.measurements:
+        found.setdefault((each.target, each.reader, each.batch_size, each.workers, each.prefetch), each)
+    return list(found.values())
 
 
 def big(folder: Path) -> str:
@@ -47,10 +60,11 @@ class Watch:
 
     def __init__(self, then: Callable[[], None]) -> None:
         self._then: Callable[[], None] | None = then
+        self._reading = False
 
     def phase(self, name: str, *, total: int | None = None, unit: str = "bytes") -> None:
         self.seen = (name, total, unit)
-        self._reading = name.startswith(("raw ", "arrow ", "hf ", "torch "))
+        self._reading = name.startswith(("raw ", "arrow ", "hf ", "hf-stream ", "torch "))
 
     def advance(self, amount: int) -> None:
         if self._reading and amount and self._then:
@@ -58,7 +72,7 @@ class Watch:
             then()
 
     def note(self, message: str) -> None:
-        raise AssertionError(message)
+        assert message.startswith("1 cell, cold and warm: ")
 
 
 def children(pid: int) -> list[int]:
@@ -104,18 +118,29 @@ def test_every_reader_passes_over_every_row_once_and_leaves_no_trace(
 
     report = uc_stage.bench(str(tmp_path / "export"), batch_size=64, workers=2, seconds=LONG)
 
-    assert [measurement.reader for measurement in report.measurements] == ["raw", "arrow", "hf", "torch"]
+    readers = ["raw", "arrow", "hf", "hf-stream", "torch"]
+    assert [measurement.reader for measurement in report.measurements] == [name for name in readers for _ in range(2)]
     assert report.skipped == {}
+    assert report.named == ()
     for measurement in report.measurements:
         assert measurement.complete
         assert measurement.bytes == size
         assert measurement.bytes_per_second == pytest.approx(size / measurement.seconds)
         assert measurement.first_batch_seconds is not None
         assert 0 < measurement.first_batch_seconds <= measurement.seconds
-    raw, *others = report.measurements
-    assert (raw.rows, raw.rows_per_second) == (None, None)
-    assert [measurement.rows for measurement in others] == [3000] * 3
-    assert others[1].note == "load_dataset(streaming=True).iter(batch_size)"
+        assert len(measurement.rates) == 1
+        assert measurement.cpu_seconds is not None
+    raw, *others = cold(report)
+    assert (raw.rows, raw.rows_per_second, raw.distinct_rows) == (None, None, None)
+    assert (raw.batch_size, raw.workers, raw.prefetch, raw.batch_p50_seconds) == (0, 0, 0, None)
+    assert [(each.rows, each.distinct_rows) for each in others] == [(3000, 3000)] * 4
+    assert [(each.batch_size, each.workers, each.prefetch) for each in others] == [(64, 0, 0), *[(64, 2, 2)] * 3]
+    for each in others:
+        assert each.batch_p50_seconds is not None
+        assert each.batch_p99_seconds is not None
+        assert 0 < each.batch_p50_seconds <= each.batch_p99_seconds
+    assert "of Arrow before, in " in str(others[1].note)
+    assert 'load_dataset(streaming=True).with_format("torch") in a DataLoader' in str(others[2].note)
     assert list(home.rglob("*")) == []
     assert list(scratch.rglob("*")) == []
     assert capfd.readouterr() == ("", "")
@@ -129,7 +154,7 @@ def test_targets_are_measured_side_by_side_in_order(tmp_path: Path) -> None:
 
     report = uc_stage.bench(*targets, readers=["arrow", "raw", "arrow"], seconds=LONG)
 
-    assert [(each.target, each.reader, each.rows) for each in report.measurements] == [
+    assert [(each.target, each.reader, each.rows) for each in cold(report)] == [
         (targets[0], "arrow", 2000),
         (targets[0], "raw", None),
         (targets[1], "arrow", 7),
@@ -160,7 +185,7 @@ def test_a_reader_that_fails_on_the_data_is_a_result_and_the_others_go_on(tmp_pa
     maps = pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64()))
     pq.write_table(pa.table({"map": maps}), tmp_path / "a.parquet")
 
-    hf, arrow = uc_stage.bench(str(tmp_path), readers=["hf", "arrow"], seconds=LONG).measurements
+    hf, arrow = cold(uc_stage.bench(str(tmp_path), readers=["hf-stream", "arrow"], seconds=LONG))
 
     assert (hf.rows_per_second, hf.bytes_per_second, hf.complete) == (None, 0.0, False)
     assert "map<string, int64" in str(hf.note)
@@ -173,7 +198,7 @@ def test_a_page_that_does_not_decode_is_a_result(tmp_path: Path) -> None:
     data[4:24] = b"\xff" * 20
     (tmp_path / "a.parquet").write_bytes(data)
 
-    raw, arrow = uc_stage.bench(str(tmp_path), readers=["raw", "arrow"], seconds=LONG).measurements
+    raw, arrow = cold(uc_stage.bench(str(tmp_path), readers=["raw", "arrow"], seconds=LONG))
 
     assert raw.complete
     assert not arrow.complete
@@ -276,7 +301,9 @@ def test_bench_reads_through_a_mount_and_from_an_object_store(volume: Volume, bu
     )
 
     assert [measurement.note for measurement in report.measurements if not measurement.complete] == []
-    assert [measurement.rows for measurement in report.measurements] == [None, 2000, None, 2000]
+    assert [measurement.rows for measurement in report.measurements] == [None, None, 2000, 2000, None, 2000]
+    # Of a URL nothing is kept here, so that nothing can be read from memory.
+    assert [measurement.cold for measurement in report.measurements[4:]] == [None, None]
 
 
 # Requirements
@@ -290,7 +317,7 @@ def test_a_requirement_is_judged_on_the_last_target_by_the_fastest_reader_that_i
 
     report = uc_stage.bench(*targets, readers=["raw", "arrow"], seconds=LONG, require=wants)
 
-    raw, arrow = report.measurements[2:]
+    raw, _, arrow, _ = report.measurements[4:]
     assert [(each.text, each.met, each.reader, each.unit) for each in report.requirements] == [
         ("1B/s", True, "arrow", "bytes/s"),
         ("1rows/s", True, "arrow", "rows/s"),
@@ -347,9 +374,17 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_read(
 
 @pytest.mark.parametrize(
     ("changed", "words"),
-    [({"batch_size": 0}, "--batch-size 0"), ({"workers": -1}, "--workers -1"), ({"seconds": 0.0}, "--seconds 0")],
+    [
+        ({"batch_size": 0}, "--batch-size 0"),
+        ({"workers": [0, -1]}, "--workers -1"),
+        ({"workers": []}, "--workers` names no number"),
+        ({"prefetch": 0}, "--prefetch 0"),
+        ({"repeats": 0}, "--repeats 0"),
+        ({"batch_size": (64, 64)}, "names one number twice"),
+        ({"seconds": 0.0}, "--seconds 0"),
+    ],
 )
-def test_numbers_that_measure_nothing_are_refused(changed: dict[str, int], words: str) -> None:
+def test_numbers_that_measure_nothing_are_refused(changed: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         uc_stage.bench("/nonexistent", **changed)  # type: ignore[arg-type]  # one of several keywords
 
@@ -371,10 +406,12 @@ def test_a_reader_without_its_library_is_skipped_with_the_reason(
 
     report = uc_stage.bench(str(tmp_path), seconds=LONG)
 
-    assert [measurement.reader for measurement in report.measurements] == ["raw", "arrow"]
+    assert [measurement.reader for measurement in cold(report)] == ["raw", "arrow"]
     assert report.skipped == {
-        "hf": "`datasets` is not installed: pip install 'uc-stage[hf]'",
+        "hf": "`datasets` is not installed: pip install 'uc-stage[hf,torch]'",
+        "hf-stream": "`datasets` is not installed: pip install 'uc-stage[hf,torch]'",
         "torch": "`torch` is not installed: pip install 'uc-stage[torch]'",
+        "files": "`torch` is not installed: pip install 'uc-stage[torch]'",
     }
 
 
@@ -387,7 +424,7 @@ def test_a_reader_that_is_named_must_have_its_library(
     with pytest.raises(Unavailable, match="`datasets`") as raised:
         uc_stage.bench("/nonexistent", readers=readers, require=require)
 
-    assert raised.value.hint == "pip install 'uc-stage[hf]'"
+    assert raised.value.hint == "pip install 'uc-stage[hf,torch]'"
 
 
 # Targets that cannot be measured
@@ -404,11 +441,11 @@ def test_a_delta_table_is_refused_with_a_pointer_to_export(tmp_path: Path) -> No
 
 
 def test_a_target_without_parquet_or_rows_or_whole_files_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "a.bin").write_text("text")
     with pytest.raises(NotFound, match="holds no Parquet file"):
         uc_stage.bench(str(tmp_path))
-    with pytest.raises(VerificationFailed, match=r"a\.txt"):
-        uc_stage.bench(str(tmp_path / "a.txt"))
+    with pytest.raises(VerificationFailed, match=r"a\.bin"):
+        uc_stage.bench(str(tmp_path / "a.bin"))
     pq.write_table(pa.table({"id": pa.array([], pa.int64())}), tmp_path / "a.parquet")
     with pytest.raises(NotFound, match="holds no rows"):
         uc_stage.bench(str(tmp_path))

@@ -144,6 +144,19 @@ def test_ranks_that_gave_other_rows_than_there_are_failed_and_so_does_one_of_the
     assert together(waits, 200, 2000).wait_share == 0.75
 
 
+def test_ranks_share_their_processors_and_have_the_memory_of_the_largest_worker() -> None:
+    told = replace(MADE, cpu_seconds=1.5, worker_bytes=10, distinct_rows=100, cold=True, rates=(50.0, 100.0))
+    other = replace(told, seconds=MADE.seconds * 2, worker_bytes=30, distinct_rows=99, rates=(25.0, 50.0))
+    other = replace(other, rows_per_second=25.0)
+    whole = together([told, other], 200, 2000)
+
+    assert (whole.cpu_seconds, whole.worker_bytes, whole.distinct_rows, whole.cold) == (3.0, 30, 199, True)
+    # The slowest one's repeats, at the rate of all.
+    assert whole.rates == (whole.rows_per_second, 2 * (whole.rows_per_second or 0.0))
+    assert together([told, replace(other, cold=None, distinct_rows=None)], 200, 2000).cold is None
+    assert together([told, replace(other, distinct_rows=None)], 200, 2000).distinct_rows is None
+
+
 def test_a_rate_is_a_part_of_the_limit_but_that_of_a_played_training() -> None:
     raw = replace(MADE, reader="raw", rows_per_second=None)
     measured = [MADE, raw, replace(MADE, wait_share=0.1), replace(MADE, target="copy")]

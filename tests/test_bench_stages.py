@@ -347,23 +347,25 @@ def test_ranks_that_read_at_once_read_every_row_once(tmp_path: Path) -> None:
     make_export(str(tmp_path / "export"), files=3)
     size = sum(entry.bytes for entry in open_folder(str(tmp_path / "export")).entries(hidden=False))
 
-    raw, hf = uc_stage.bench(
+    raw, raw_warm, hf, hf_warm = uc_stage.bench(
         str(tmp_path / "export"), readers=["raw", "hf"], world_size=2, batch_size=64, seconds=LONG
     ).measurements
 
-    assert (raw.complete, hf.complete) == (True, True)
-    assert (raw.rows, raw.bytes, hf.rows) == (None, size, 3000)
-    assert hf.note == "load_dataset(streaming=True).iter(batch_size)"
+    for cold, warm in ((raw, raw_warm), (hf, hf_warm)):
+        assert (cold.complete, warm.complete, warm.cold in (False, None)) == (True, True, True)
+    assert (raw.rows, raw.bytes, hf.rows, hf.distinct_rows) == (None, size, 3000, 3000)
+    assert [hf.rows_per_second] == [pytest.approx(rate) for rate in hf.rates]
 
 
 def test_a_training_is_played_against_the_readers_that_give_batches(tmp_path: Path) -> None:
     make_export(str(tmp_path), files=1, rows=1000)
 
-    arrow, torch = uc_stage.bench(
+    measurements = uc_stage.bench(
         str(tmp_path), readers=["arrow", "torch"], step_ms=20, world_size=2, batch_size=100, seconds=LONG
     ).measurements
 
-    for one in (arrow, torch):
+    assert [one.reader for one in measurements] == ["arrow", "arrow", "torch", "torch"]
+    for one in measurements:
         assert one.wait_share is not None
         assert 0 < one.wait_share < 1
         # Five batches a rank, and a step after each.
@@ -438,7 +440,7 @@ def test_json_tells_of_waits(tmp_path: Path) -> None:
 
     done = command("bench", tmp_path, "--readers", "raw,arrow", "--seconds", "2", "--step-ms", "1", "--json")
 
-    raw, arrow = done.json["data"]["measurements"]
+    raw, _, arrow, _ = done.json["data"]["measurements"]
     assert raw["wait_share"] is None
     assert 0 < arrow["wait_share"] < 1
     assert (done.json["data"]["stages"], done.json["data"]["ceilings"], done.json["data"]["break_even"]) == ([], [], [])

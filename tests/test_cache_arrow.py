@@ -18,8 +18,8 @@ from tests.fixtures.delta import export as export_table
 from tests.fixtures.delta import make_numbers
 from tests.fixtures.exports import make_export
 from uc_stage import caching, inspection, pruning
-from uc_stage.benchmark import process, readers
-from uc_stage.benchmark.readers import Job, State
+from uc_stage.benchmark import readers, recipes
+from uc_stage.benchmark.jobs import Job
 from uc_stage.errors import InvalidRequest, NoSpace, Unsupported, VerificationFailed
 from uc_stage.forms import arrow, arrow_schema, sink
 from uc_stage.loaders.arrow import batches, share
@@ -465,15 +465,17 @@ def test_each_reader_reads_a_copy_as_arrow(cache: Callable[..., CacheReport], tm
     report = uc_stage.bench(path, readers=["raw", "arrow"], batch_size=300, seconds=60)
 
     assert [(one.reader, one.rows, one.failed) for one in report.measurements] == [
-        ("raw", None, False), ("arrow", 3000, False)
+        ("raw", None, False), ("raw", None, False), ("arrow", 3000, False), ("arrow", 3000, False)
     ]  # fmt: skip
     dataset = ParquetBatches(path, 64)
     assert dataset.rows == 3000
     assert [value for batch in dataset for value in batch["id"].tolist()] == ids
     job = Job("hf", path, tuple((f"{path}/{name}", 1, 1000) for name in streams(path)), 700, 0, 60.0)
-    assert sum(rows for rows, _ in readers._hf(job)) == 3000
-    state = State(3000, 0, 1.0, 0.1, ended=True)
-    assert "Dataset.from_file" in str(process._measurement(job, 1, state, "").note)
+    built, note = recipes.build(job)
+    assert (built.files, built.mapped) == (job.files, tuple(path for path, _, _ in job.files))
+    assert "Dataset.from_file" in note
+    for reader in ("hf", "hf-stream"):
+        assert sum(rows for rows, _, _ in readers._READERS[reader](built)) == 3000
 
 
 def test_a_file_that_is_no_arrow_stream_is_told_as_such(cache: Callable[..., CacheReport], tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.exports import make_export, put_manifest
+from uc_stage.benchmark import recipes
+from uc_stage.benchmark.jobs import Job
 from uc_stage.errors import InvalidRequest, Unsupported
 from uc_stage.loaders import huggingface
 from uc_stage.loaders.arrow import Part, batches, share
@@ -259,9 +261,9 @@ def test_hugging_face_reads_exactly_these_files_whatever_they_are_called(tmp_pat
         files.append(str(tmp_path / name))
     pq.write_table(pa.table({"id": [99]}), tmp_path / "axxb.parquet")
 
-    stream = huggingface.stream(files)
+    stream = recipes.stream(Job("hf-stream", str(tmp_path), tuple((file, 1, 10) for file in files), 4, 0, 60.0))
 
-    assert [value for batch in stream.iter(4) for value in batch["id"]] == [0] * 10 + [1] * 10 + [2] * 10
+    assert [value for batch in stream for value in batch["id"].tolist()] == [0] * 10 + [1] * 10 + [2] * 10
     assert not glob.glob(str(tmp_path / "hf" / "**" / "*.arrow"), recursive=True)
 
 

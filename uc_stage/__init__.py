@@ -454,6 +454,10 @@ def _patterns(given: Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
+def _numbers(given: int | Sequence[int]) -> tuple[int, ...]:
+    return (given,) if isinstance(given, int) else tuple(given)
+
+
 def _cache_dir(given: str | None) -> str:
     import os
 
@@ -465,9 +469,11 @@ def _cache_dir(given: str | None) -> str:
 def bench(
     *targets: str,
     readers: Sequence[str] | None = None,
-    batch_size: int = 256,
-    workers: int = 0,
+    batch_size: int | Sequence[int] = 256,
+    workers: int | Sequence[int] = 0,
+    prefetch: int | Sequence[int] = 2,
     seconds: float = 5.0,
+    repeats: int = 1,
     require: Sequence[str] = (),
     step_ms: float | None = None,
     world_size: int | None = None,
@@ -482,10 +488,13 @@ def bench(
 
     Args:
         targets: exports, copies, folders or files; several are compared.
-        readers: of `raw`, `arrow`, `hf` and `torch`; without it, those whose library is installed.
-        batch_size: rows of a batch.
+        readers: of `raw`, `arrow`, `hf`, `hf-stream`, `torch` and `files`; without it, those that are installed
+            and read what is there.
+        batch_size: rows of a batch; of several numbers here and below, each combination is measured.
         workers: of the torch `DataLoader`.
-        seconds: the longest time of one reader over one target.
+        prefetch: batches that each of its workers makes ahead.
+        seconds: the longest time of one pass: each combination is read cold, and then warm.
+        repeats: how often each combination is measured.
         require: throughputs that the last target must reach, such as `500MB/s`; the outcome is `report.met`.
         step_ms: plays a training whose step takes so long against each reader that gives batches: its `wait_share`.
         world_size: so many ranks of this node read at once; the slowest one counts.
@@ -506,9 +515,11 @@ def bench(
     request = BenchRequest(
         targets=targets,
         readers=None if readers is None else tuple(readers),
-        batch_size=batch_size,
-        workers=workers,
+        batch_sizes=_numbers(batch_size),
+        workers=_numbers(workers),
+        prefetch=_numbers(prefetch),
         seconds=seconds,
+        repeats=repeats,
         require=tuple(require),
         step_ms=step_ms,
         world_size=world_size,

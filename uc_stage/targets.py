@@ -68,7 +68,7 @@ class Target:
         if recorded is None:
             files = {entry.path: entry.bytes for entry in self.entries.values() if self._is_data(entry.path)}
         else:
-            files = {file.path: file.bytes for file in recorded if _is_known(file.path)}
+            files = {file.path: file.bytes for file in recorded if is_data_name(file.path)}
         for path in files:
             if path not in self.entries:
                 raise NotFound(f"`{self.folder.locate(path)}` is not there", hint=f"uc-stage inspect {self.text}")
@@ -89,7 +89,8 @@ class Target:
         return self.kind == "file" or is_parquet_name(path)
 
 
-def _is_known(path: str) -> bool:
+def is_data_name(path: str) -> bool:
+    """Whether a file is called Parquet or Arrow."""
     return is_parquet_name(path) or is_stream_name(path)
 
 

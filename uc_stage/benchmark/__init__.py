@@ -10,39 +10,48 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from uc_stage.benchmark import cells
+from uc_stage.benchmark.jobs import Job
+from uc_stage.benchmark.opening import open_dataset
 from uc_stage.benchmark.paying import break_even
 from uc_stage.benchmark.process import measure
-from uc_stage.benchmark.ranks import MOST_RANKS, measure_ranks
-from uc_stage.benchmark.readers import Job
+from uc_stage.benchmark.ranks import measure_ranks
 from uc_stage.benchmark.reports import finish, judge_stall, prepare
 from uc_stage.benchmark.stages import probe, with_limits
-from uc_stage.errors import InvalidRequest, NotFound, StageError, Unavailable
-from uc_stage.model import BenchReport, MeasuredTarget, Measurement, Requirement
+from uc_stage.errors import InvalidRequest, NoSpace, Unavailable
+from uc_stage.loaders.samples import DECODERS
+from uc_stage.model import BenchReport, Measurement, Requirement
 from uc_stage.progress import SILENT
-from uc_stage.sizes import parse_rate
-from uc_stage.targets import look
+from uc_stage.sizes import format_size, parse_rate
+from uc_stage.storage import space_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from uc_stage.benchmark.opening import Dataset
     from uc_stage.model import BenchRequest, Ceiling, Stages
     from uc_stage.progress import Progress
     from uc_stage.sizes import Rate
 
-# Each reader, with the package that it needs beyond uc-stage's own and the extra that brings it.
-READERS: dict[str, tuple[str, str] | None] = {
+# Each reader, with the packages that it needs beyond uc-stage's own and the extras that bring them.
+READERS: dict[str, tuple[tuple[str, ...], str] | None] = {
     "raw": None,
     "arrow": None,
-    "hf": ("datasets", "hf"),
-    "torch": ("torch", "torch"),
+    "hf": (("datasets", "torch"), "hf,torch"),
+    "hf-stream": (("datasets", "torch"), "hf,torch"),
+    "torch": (("torch",), "torch"),
+    "files": (("torch",), "torch"),
 }
+# Those that read images, audio and text, and those that read Parquet and Arrow.
+_OF_MEDIA = ("raw", "files")
+_OF_ROWS = ("raw", "arrow", "hf", "hf-stream", "torch")
 
-
-_MOST_SECONDS = 86_400
-_MOST_STEP_MS = 3_600_000
+# Less room than that for the Arrow copy of `datasets`, or twice the rows as they are in memory, is not worth it.
+_LEAST_ROOM = 64 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,74 +63,87 @@ class _Wanted:
     rate: Rate
 
 
-@dataclass(frozen=True, slots=True)
-class _Dataset:
-    """One target with its Parquet files, as paths or URLs with their bytes and rows, and the bytes of all."""
-
-    target: str
-    files: tuple[tuple[str, int, int], ...]
-    bytes: int
-    target_kind: str
-    generation: str | None
-
-    def facts(self) -> MeasuredTarget:
-        rows = sum(rows for _, _, rows in self.files)
-        return MeasuredTarget(self.target, self.target_kind, self.generation, len(self.files), rows, self.bytes)
-
-
 def run(request: BenchRequest, progress: Progress = SILENT) -> BenchReport:
-    """Measures each reader over each target, one after the other, from a page cache that is as cold as can be.
+    """Measures each cell of each reader over each target, one after the other: cold, and then warm.
 
     A reader that fails on the data, or hangs, has a measurement with a note, and the others go on. Requirements are
-    judged on the last target: one without a reader by the fastest reader but `raw`, which is a ceiling and not what
-    training gets; `raw` counts where it is the only one, and where the requirement names it.
+    judged on the last target, by what was measured cold where anything was: one without a reader by the fastest cell
+    of any reader but `raw`, which is a ceiling and not what training gets; `raw` counts where it is the only one, and
+    where the requirement names it.
 
     Kept reports are read and checked before anything is measured. Without a target, the last one that `compare` names
     stands in for the measured one.
 
     Raises:
-        InvalidRequest: an unknown reader, a requirement that no reader of the request can answer, a Delta table; a kept
-            report that is none, or a baseline of another machine.
-        NotFound: nothing there, no Parquet file, no rows. VerificationFailed, Unsupported: a footer that is not whole.
+        InvalidRequest: an unknown reader, or one that reads no target; a requirement that no reader of the request can
+            answer; a grid that takes longer than a day; a Delta table; a kept report that is none, or a baseline of
+            another machine.
+        NotFound: nothing there, nothing to measure. VerificationFailed, Unsupported: a footer that is not whole.
         Unavailable: a reader that was named, here or in a requirement, needs a package that is not installed.
+        NoSpace: `hf` was named, and there is no room for its Arrow copy.
     """
-    _check(request)
+    if not (request.targets or request.compare):
+        raise InvalidRequest("there is no TARGET", hint="name an export, a copy, a folder or a file")
+    cells.check(request)
     given = prepare(request)
     if given.alone is not None:
         return finish(request, given, given.alone)
     wanted = [_parse(text, request.step_ms) for text in request.require]
     readers, skipped = _choose(request, wanted)
-    datasets = [_open(target, progress) for target in request.targets]
-    measurements = [_measure(reader, dataset, request, progress) for dataset in datasets for reader in readers]
-    last = measurements[-len(readers) :]
-    probed = [_probe(dataset, request, progress) for dataset in datasets] if _wants_stages(request) else []
+    named = _named(request, wanted)
+    datasets = [open_dataset(target, progress) for target in request.targets]
+    plan = [(dataset, _reading(dataset, readers, named, skipped)) for dataset in datasets]
+    _require_use(plan, request, wanted)
+    count = sum(len(cells.grid(reader, request)) for _, chosen in plan for reader in chosen)
+    progress.note(cells.announce(count, request))
+    measurements: list[Measurement] = []
+    last: list[Measurement] = []
+    for dataset, chosen in plan:
+        last = [one for reader in chosen for one in _measured(dataset, reader, request, progress)]
+        measurements += last
+    # Images, audio and text have no row groups to take a sample of.
+    sampled = [dataset for dataset in datasets if not dataset.kind] if _wants_stages(request) else []
+    probed = [_probe(dataset, request, progress) for dataset in sampled]
     ceilings = tuple(ceiling for _, ceiling in probed if ceiling)
-    sizes = {dataset.target: (sum(rows for _, _, rows in dataset.files), dataset.bytes) for dataset in datasets}
     report = BenchReport(
         with_limits(measurements, ceilings),
         skipped,
         tuple(_judge(each, last) for each in wanted),
+        tuple(sorted(named)),
         stages=tuple(stages for stages, _ in probed),
         ceilings=ceilings,
-        break_even=break_even(sizes, measurements, ceilings),
+        break_even=break_even(
+            {dataset.target: (dataset.rows, dataset.bytes) for dataset in datasets}, measurements, ceilings
+        ),
     )
     return finish(request, given, report, [dataset.facts() for dataset in datasets])
 
 
-def _measure(reader: str, dataset: _Dataset, request: BenchRequest, progress: Progress) -> Measurement:
-    job = Job(
-        reader,
-        dataset.target,
-        dataset.files,
-        request.batch_size,
-        request.workers,
-        request.seconds,
-        world_size=request.world_size or 1,
-        step_seconds=(request.step_ms or 0.0) / 1000,
-    )
-    if job.world_size > 1:
-        return measure_ranks(measure, job, dataset.bytes, progress)
-    return measure(job, dataset.bytes, progress)
+def _measured(dataset: Dataset, reader: str, request: BenchRequest, progress: Progress) -> list[Measurement]:
+    """All cells of a reader, which share what it builds."""
+    found: list[Measurement] = []
+    with tempfile.TemporaryDirectory(prefix="uc-stage-bench-", ignore_cleanup_errors=True) as scratch:
+        for cell in cells.grid(reader, request):
+            job = Job(
+                reader,
+                dataset.target,
+                dataset.files,
+                cell.batch_size,
+                cell.workers,
+                request.seconds,
+                scratch,
+                prefetch=cell.prefetch,
+                repeats=request.repeats,
+                kind=dataset.kind,
+                row_bytes=dataset.row_bytes,
+                world_size=request.world_size or 1,
+                step_seconds=(request.step_ms or 0.0) / 1000,
+            )
+            if job.world_size > 1:
+                found += measure_ranks(measure, job, dataset.bytes, progress)
+            else:
+                found += measure(job, dataset.bytes, progress)
+    return found
 
 
 def _wants_stages(request: BenchRequest) -> bool:
@@ -129,30 +151,55 @@ def _wants_stages(request: BenchRequest) -> bool:
     return not (request.readers or request.require) if request.stages is None else request.stages
 
 
-def _probe(dataset: _Dataset, request: BenchRequest, progress: Progress) -> tuple[Stages, Ceiling | None]:
-    return probe(dataset.target, dataset.files, request.batch_size, workers=request.workers > 0, progress=progress)
+def _probe(dataset: Dataset, request: BenchRequest, progress: Progress) -> tuple[Stages, Ceiling | None]:
+    workers = any(request.workers)
+    return probe(dataset.target, dataset.files, request.batch_sizes[0], workers=workers, progress=progress)
 
 
-def _check(request: BenchRequest) -> None:
-    if not (request.targets or request.compare):
-        raise InvalidRequest("there is no TARGET", hint="name an export, a copy, a folder of Parquet or a file")
-    for flag, value, least in (("--batch-size", request.batch_size, 1), ("--workers", request.workers, 0)):
-        if value < least:
-            raise InvalidRequest(f"`{flag} {value}` is below {least}", hint=f"give {least} or more")
-    if not 0 < request.seconds <= _MOST_SECONDS:
-        raise InvalidRequest(
-            f"`--seconds {request.seconds:g}` is no time to read", hint=f"give more than 0, at most {_MOST_SECONDS}"
-        )
-    if request.step_ms is not None and not 0 < request.step_ms <= _MOST_STEP_MS:
-        raise InvalidRequest(
-            f"`--step-ms {request.step_ms:g}` is no step of a training",
-            hint=f"give the milliseconds that your step takes on a GPU, more than 0 and at most {_MOST_STEP_MS}",
-        )
-    if request.world_size is not None and not 1 <= request.world_size <= MOST_RANKS:
-        raise InvalidRequest(
-            f"`--world-size {request.world_size}` is not from 1 to {MOST_RANKS}",
-            hint="give the ranks of this node alone, one for each GPU: those of other nodes do not share its disk",
-        )
+def _named(request: BenchRequest, wanted: Sequence[_Wanted]) -> set[str]:
+    return {*(request.readers or ()), *(each.reader for each in wanted if each.reader)}
+
+
+def _reading(dataset: Dataset, readers: Sequence[str], named: set[str], skipped: dict[str, str]) -> list[str]:
+    """The readers of one target; why others are left out is added to `skipped`."""
+    able = [reader for reader in readers if reader in (_OF_MEDIA if dataset.kind else _OF_ROWS)]
+    if dataset.kind and "files" in able and (decoder := DECODERS.get(dataset.kind)) and not _installed(decoder[0]):
+        if "files" in named:
+            raise Unavailable(
+                f"the reader `files` needs `{decoder[1]}`, which is not installed", hint=f"pip install {decoder[1]}"
+            )
+        skipped["files"] = f"`{decoder[1]}` is not installed: pip install {decoder[1]}"
+        able.remove("files")
+    if "hf" in able and not all(path.endswith(".arrow") for path, _, _ in dataset.files):
+        needed = min(_LEAST_ROOM, 2 * dataset.row_bytes * sum(rows for _, _, rows in dataset.files))
+        scratch = tempfile.gettempdir()
+        if (free := space_at(scratch).free) < needed:
+            words = f"writes an Arrow copy, for which `{scratch}` has no room: {format_size(free)} are free"
+            if "hf" in named:
+                raise NoSpace(f"the reader `hf` {words}", hint="name a larger disk in `TMPDIR`")
+            skipped["hf"] = f"it {words}; name a larger disk in `TMPDIR`"
+            able.remove("hf")
+    return able
+
+
+def _require_use(plan: Sequence[tuple[Dataset, list[str]]], request: BenchRequest, wanted: Sequence[_Wanted]) -> None:
+    """Refuses a reader that was named and reads no target, and a requirement that the last target cannot answer."""
+    measured = {reader for _, readers in plan for reader in readers}
+    for reader in request.readers or ():
+        if reader not in measured:
+            held = "rows, and no images, audio or text" if reader == "files" else "files, and no rows"
+            raise InvalidRequest(
+                f"the reader `{reader}` reads no `{plan[-1][0].target}`: it holds {held}", hint="name another reader"
+            )
+    dataset, readers = plan[-1]
+    if not readers:
+        raise InvalidRequest(f"no reader reads `{dataset.target}`", hint="add `raw` to `--readers`")
+    for each in wanted:
+        if each.reader and each.reader not in readers:
+            raise InvalidRequest(
+                f"`--require {each.text}` names a reader that does not read `{dataset.target}`",
+                hint=f"name one of {', '.join(f'`{reader}`' for reader in readers)}",
+            )
 
 
 def _parse(text: str, step_ms: float | None) -> _Wanted:
@@ -188,15 +235,16 @@ def _choose(request: BenchRequest, wanted: Sequence[_Wanted]) -> tuple[list[str]
     for reader in request.readers or ():
         _known(reader, f"--readers {reader}")
     asked = list(dict.fromkeys(request.readers)) if request.readers else list(READERS)
-    named = {*(request.readers or ()), *(each.reader for each in wanted if each.reader)}
+    named = _named(request, wanted)
     skipped = {}
     for reader in asked:
-        package = READERS[reader]
-        if package and not _installed(package[0]):
-            hint = f"pip install 'uc-stage[{package[1]}]'"
+        packages, extras = READERS[reader] or ((), "")
+        missing = next((package for package in packages if not _installed(package)), None)
+        if missing:
+            hint = f"pip install 'uc-stage[{extras}]'"
             if reader in named:
-                raise Unavailable(f"the reader `{reader}` needs `{package[0]}`, which is not installed", hint=hint)
-            skipped[reader] = f"`{package[0]}` is not installed: {hint}"
+                raise Unavailable(f"the reader `{reader}` needs `{missing}`, which is not installed", hint=hint)
+            skipped[reader] = f"`{missing}` is not installed: {hint}"
     readers = [reader for reader in asked if reader not in skipped]
     for each in wanted:
         if each.reader and each.reader not in readers:
@@ -215,21 +263,6 @@ def _installed(package: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _open(text: str, progress: Progress) -> _Dataset:
-    target = look(text)
-    files = target.data_files()
-    found = []
-    for path, footer in target.footers(files, progress).items():
-        if isinstance(footer, StageError):
-            raise footer
-        found.append((target.folder.locate(path), files[path], footer.rows))
-    if not any(rows for _, _, rows in found):
-        raise NotFound(f"`{text}` holds no rows: there is nothing to measure", hint=f"uc-stage inspect {text}")
-    manifest, record = target.manifest, target.record
-    generation = manifest.generation if manifest else record.generation if record else None
-    return _Dataset(text, tuple(found), sum(files.values()), target.kind, generation)
-
-
 def _judge(wanted: _Wanted, measured: Sequence[Measurement]) -> Requirement:
     def value(measurement: Measurement) -> float:
         if measurement.failed:
@@ -239,8 +272,10 @@ def _judge(wanted: _Wanted, measured: Sequence[Measurement]) -> Requirement:
         return measurement.rows_per_second or 0.0
 
     candidates = [each for each in measured if wanted.reader in (None, each.reader)]
-    if wanted.reader is None and len(candidates) > 1:
-        candidates = [each for each in candidates if each.reader != "raw"]
+    if wanted.reader is None:
+        candidates = [each for each in candidates if each.reader != "raw"] or candidates
+    # The first epoch is a cold one; where no page could be dropped, both count.
+    candidates = [each for each in candidates if each.cold is not False] or candidates
     if wanted.rate.unit == "share":
         return judge_stall(wanted.text, wanted.rate.value, candidates)
     best = max(candidates, key=value)

@@ -25,9 +25,11 @@ def break_even(
 
     Args:
         sizes: rows and bytes of each target, the source first.
-        measurements: of all of them.
+        measurements: of all of them; those that are warm do not count.
         ceilings: of those where they were measured.
     """
+    # What was read from memory tells nothing of where it lies.
+    measurements = [one for one in measurements if one.cold is not False]
     (source, (rows, size)), *others = sizes.items()
     found = []
     for copy, (held, _) in others:

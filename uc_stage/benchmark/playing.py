@@ -24,10 +24,11 @@ _Batch = TypeVar("_Batch")
 
 @dataclass(slots=True)
 class Waits:
-    """Seconds of a played training: those waited for batches, and those trained on them."""
+    """Seconds of a played training: those waited for batches, and of these for the latest; those trained on them."""
 
     waited: float = 0.0
     trained: float = 0.0
+    latest: float = 0.0
 
     @property
     def share(self) -> float | None:
@@ -48,4 +49,5 @@ def played(batches: Iterator[_Batch], step_seconds: float, waits: Waits) -> Iter
         found = next(batches, None)
         if found is not None:
             waits.trained += stepped - began
-            waits.waited += time.perf_counter() - stepped
+            waits.latest = time.perf_counter() - stepped
+            waits.waited += waits.latest

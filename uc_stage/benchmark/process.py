@@ -8,66 +8,81 @@ import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING
 
-from uc_stage.benchmark.readers import Job, State
-from uc_stage.ipc import is_stream_name
-from uc_stage.model import Measurement
+from uc_stage.benchmark import usage
+from uc_stage.benchmark.jobs import State
+from uc_stage.benchmark.outcome import measurements, passed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from uc_stage.benchmark.jobs import Job
+    from uc_stage.model import Measurement
     from uc_stage.progress import Progress
 
 # torch and datasets take seconds to import from a warm disk, and far longer from a cold one.
 START_SECONDS = 180.0
-# How long a step may take beyond the time for the whole, before the reader counts as hung.
+# How long a step may take beyond the time for a pass, before the reader counts as hung.
 GRACE_SECONDS = 60.0
 _END_SECONDS = 10.0
+# So often its memory is looked at, which takes a worker a few milliseconds.
+_LOOK_SECONDS = 0.25
 
 # The reader imports what this process would, and nothing else that lies where the command runs.
 _COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from uc_stage.benchmark.readers import main; main()"
 
-# Map-style loading first writes an uncompressed Arrow copy of everything, which no bound of seconds can hold.
-_HOW = {"hf": "load_dataset(streaming=True).iter(batch_size)"}
-_HOW_MAPPED = {"hf": "Dataset.from_file(FILE).iter(batch_size)"}
+
+@dataclass(slots=True)
+class _Followed:
+    """What a reader's process told of each pass, the most memory of one of its workers in it, and how it ended."""
+
+    states: dict[int, State] = field(default_factory=dict)
+    memory: dict[int, int] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def final(self) -> bool:
+        """Whether it came to its end."""
+        return any(state.final for state in self.states.values())
 
 
-def measure(job: Job, size: int, progress: Progress, begun: Callable[[int], None] = lambda _: None) -> Measurement:
-    """Runs one reader over one target whose files are `size` bytes; what goes wrong there is the measurement's note.
+def measure(
+    job: Job, size: int, progress: Progress, begun: Callable[[int], None] = lambda _: None
+) -> list[Measurement]:
+    """Runs one cell over one target whose files are `size` bytes, cold and warm.
 
-    `begun` is told the id of its process, which leads a group of its own.
+    What goes wrong there is the note of a measurement; where the cold passes do, there is no warm one. `begun` is told
+    the id of its process, which leads a group of its own.
     """
-    progress.phase(f"{job.reader} {job.target}", total=size)
+    progress.phase(f"{job.reader} {job.target}", total=size * job.passes)
     with (
-        tempfile.TemporaryDirectory(prefix="uc-stage-bench-", ignore_cleanup_errors=True) as scratch,
-        open(os.path.join(scratch, "stderr"), "w+b") as stderr,
+        open(os.path.join(job.scratch, f"stderr-{job.rank}"), "w+b") as stderr,
         subprocess.Popen(  # noqa: S603 - this interpreter and this package's own words
             [sys.executable, "-c", _COMMAND, *(os.path.abspath(path) for path in sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=_environment(scratch),
+            env=_environment(job.scratch),
             start_new_session=True,  # its workers end with it
         ) as process,
     ):
         try:
             begun(process.pid)
-            state, note = _follow(process, replace(job, scratch=scratch), size, progress)
-            if not note:
+            followed = _follow(process, job, size, progress)
+            if not followed.note:
                 _let_end(process.pid)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        if note == "" and not state.final:
-            note = f"the reader's process died ({_ending(process.returncode)}){_last_words(stderr)}"
-    return _measurement(job, size, state, note)
+        if followed.note == "" and not followed.final:
+            followed.note = f"the reader's process died ({_ending(process.returncode)}){_last_words(stderr)}"
+    return list(measurements(job, size, followed.states, followed.memory, followed.note))
 
 
 def _environment(scratch: str) -> dict[str, str]:
@@ -83,37 +98,57 @@ def _environment(scratch: str) -> dict[str, str]:
     }
 
 
-def _follow(process: subprocess.Popen[bytes], job: Job, size: int, progress: Progress) -> tuple[State, str]:
-    """What the reader told last, and a note where it did not come to an end in time."""
+def _follow(process: subprocess.Popen[bytes], job: Job, size: int, progress: Progress) -> _Followed:
+    """Listens to a reader until it ends, or until it does not come to an end in time, which the note then says."""
     assert process.stdin
     assert process.stdout
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
     with suppress(BrokenPipeError), process.stdin:
         process.stdin.write(json.dumps(asdict(job)).encode())
-    state = State()
+    followed = _Followed()
     shown = 0
-    started = False
-    deadline = time.monotonic() + START_SECONDS
+    step: tuple[int, bool] | None = None
+    # What `datasets` builds is made to fit the time of a pass.
+    deadline = time.monotonic() + START_SECONDS + (job.seconds if job.reader == "hf" and START_SECONDS else 0)
     while True:
+        left = deadline - time.monotonic()
         try:
-            line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            line = lines.get(timeout=max(0.0, min(left, _LOOK_SECONDS)))
         except queue.Empty:
-            if state.final:
-                return state, ""
-            doing = f"went on for {GRACE_SECONDS:g} s after its time was over" if started else "did not start"
-            return state, f"the reader {doing}, and was stopped"
+            _look(process.pid, step, followed)
+            if left > 0:
+                continue
+            if not followed.final:
+                doing = f"went on for {GRACE_SECONDS:g} s after its time was over" if step else "did not start"
+                followed.note = f"the reader {doing}, and was stopped"
+            return followed
         if not line:
-            return state, ""
-        state = State(**json.loads(line))
-        passed = state.bytes or _passed(state, job, size)
-        progress.advance(max(0, passed - shown))
-        shown = max(shown, passed)
+            return followed
+        record = json.loads(line)
+        state = State(**{**record, "notes": tuple(record["notes"])})
+        followed.states[state.number] = state
+        over = sum(passed(each, job, size) for each in followed.states.values())
+        progress.advance(max(0, over - shown))
+        shown = max(shown, over)
         if state.final:
             deadline = time.monotonic() + _END_SECONDS
-        elif not started:
-            started = True
-            deadline = time.monotonic() + job.seconds + GRACE_SECONDS
+        elif step != (state.number, state.done):
+            step = state.number, state.done
+            # One of several ranks waits for the others as well.
+            deadline = time.monotonic() + job.seconds * min(job.world_size, 2) + GRACE_SECONDS
+        elif state.first == state.seconds:
+            # A pass that is over at once is looked at once, when its first batch is there.
+            _look(process.pid, step, followed)
+
+
+def _look(pid: int, step: tuple[int, bool] | None, followed: _Followed) -> None:
+    """Notes how much memory the largest worker has, while a pass goes on."""
+    if step is None or step[1]:
+        return
+    taken = usage.largest(pid)
+    if taken is not None:
+        followed.memory[step[0]] = max(taken, followed.memory.get(step[0], 0))
 
 
 def _let_end(pid: int) -> None:
@@ -130,43 +165,6 @@ def _pump(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
     for line in stream:
         lines.put(line)
     lines.put(b"")
-
-
-def _passed(state: State, job: Job, size: int) -> int:
-    """The bytes on disk that were passed over: those of all files by the share of the rows that were read."""
-    total = sum(rows for _, _, rows in job.files)
-    return size * min(state.rows, total) // total
-
-
-def _measurement(job: Job, size: int, state: State, note: str) -> Measurement:
-    rows = None if job.reader == "raw" else state.rows
-    total = sum(count for _, _, count in job.files)
-    passed = state.bytes if rows is None else _passed(state, job, size)
-    # What one rank of several is to read is told by all of them together.
-    whole = job.world_size > 1 or (passed == size if rows is None else rows == total)
-    notes = [text for text in (note, state.error) if text]
-    failed = bool(notes) or (state.ended and not whole)
-    if state.ended and not state.error and not whole:
-        notes.append(f"an epoch gave {rows} rows of {total}" if rows is not None else f"{passed} bytes of {size}")
-    how = _HOW_MAPPED if is_stream_name(job.files[0][0]) else _HOW
-    if job.reader in how:
-        notes.append(how[job.reader])
-    return Measurement(
-        target=job.target,
-        reader=job.reader,
-        rows=rows,
-        bytes=passed,
-        seconds=state.seconds,
-        first_batch_seconds=state.first,
-        rows_per_second=rows / state.seconds if rows and state.seconds else None,
-        bytes_per_second=passed / state.seconds if state.seconds else 0.0,
-        complete=state.ended and not failed,
-        failed=failed,
-        note="; ".join(notes) or None,
-        wait_share=state.wait_share,
-        batch_size=job.batch_size,
-        workers=job.workers,
-    )
 
 
 def _ending(code: int) -> str:

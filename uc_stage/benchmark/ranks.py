@@ -18,12 +18,12 @@ from uc_stage.progress import SILENT
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from uc_stage.benchmark.readers import Job
+    from uc_stage.benchmark.jobs import Job
     from uc_stage.model import Measurement
     from uc_stage.progress import Progress
 
     # Runs one job over so many bytes; the last one is told the process's id.
-    Measure = Callable[[Job, int, Progress, Callable[[int], None]], Measurement]
+    Measure = Callable[[Job, int, Progress, Callable[[int], None]], list[Measurement]]
 
 # More GPUs than a node has; each rank is a process with its libraries in memory.
 MOST_RANKS = 64
@@ -31,12 +31,21 @@ _LOOK_SECONDS = 0.005
 _MOST_NOTED = 3
 
 
-def meet(folder: str, rank: int, world_size: int, timeout: float) -> None:
-    """Waits until every rank has come, or for so many seconds: one that died never comes."""
-    come(folder, rank)
+def meet(folder: str, rank: int, world_size: int, timeout: float, place: str = "") -> None:
+    """Waits until every rank has come to one of several places, or for so many seconds: one that hangs never comes.
+
+    A rank that came to the folder itself is waited for nowhere.
+    """
+    here = os.path.join(folder, place)
+    os.makedirs(here, exist_ok=True)
+    come(here, rank)
     deadline = time.monotonic() + timeout
-    while len(os.listdir(folder)) < world_size and time.monotonic() < deadline:
+    while len(_came(here) | _came(folder)) < world_size and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
+
+
+def _came(folder: str) -> set[str]:
+    return {name for name in os.listdir(folder) if name.isdigit()}
 
 
 def come(folder: str, rank: int) -> None:
@@ -45,16 +54,19 @@ def come(folder: str, rank: int) -> None:
         pass
 
 
-def measure_ranks(measure: Measure, job: Job, size: int, progress: Progress) -> Measurement:
-    """Runs a job's ranks at once, each on its share, and tells of them as of one reader; see `together`."""
-    progress.phase(f"{job.reader} {job.target}", total=size)
+def measure_ranks(measure: Measure, job: Job, size: int, progress: Progress) -> list[Measurement]:
+    """Runs a job's ranks at once, each on its share, and tells of them as of one reader, cold and warm; see `together`.
+
+    Where a rank has no warm measurement, since the cold one failed, there is none.
+    """
+    progress.phase(f"{job.reader} {job.target}", total=size * job.passes)
     running = _Running()
     with (
         tempfile.TemporaryDirectory(prefix="uc-stage-ranks-") as folder,
         ThreadPoolExecutor(job.world_size, "uc-stage-rank") as pool,
     ):
 
-        def run(rank: int) -> Measurement:
+        def run(rank: int) -> list[Measurement]:
             begun: list[int] = []
             try:
                 own = replace(job, rank=rank, meeting=folder)
@@ -69,13 +81,14 @@ def measure_ranks(measure: Measure, job: Job, size: int, progress: Progress) -> 
             # The pool waits for its threads, and those for their processes.
             running.end()
             raise
-    return together(found, sum(rows for _, _, rows in job.files), size)
+    return [together(each, job.rows, size) for each in zip(*found, strict=False)]
 
 
 def together(ranks: Sequence[Measurement], total_rows: int, total_bytes: int) -> Measurement:
     """The measurements of all ranks as one: rows and bytes are those of all, times are those of the slowest rank.
 
-    So are its other figures: a training waits for its slowest rank at each step.
+    So are its other figures: a training waits for its slowest rank at each step. The time of the processors and the
+    distinct rows are those of all, and the memory that of the largest worker.
     """
     slowest = max(ranks, key=lambda rank: (rank.failed, rank.wait_share or 0.0, rank.seconds))
     seconds = max(rank.seconds for rank in ranks)
@@ -91,6 +104,11 @@ def together(ranks: Sequence[Measurement], total_rows: int, total_bytes: int) ->
     if not notes and slowest.note:
         notes = [slowest.note]
     firsts = [rank.first_batch_seconds for rank in ranks if rank.first_batch_seconds is not None]
+    rate = (passed if rows is None else rows) / seconds if seconds else 0.0
+    own = slowest.bytes_per_second if rows is None else slowest.rows_per_second
+    cpu = [rank.cpu_seconds for rank in ranks if rank.cpu_seconds is not None]
+    memory = [rank.worker_bytes for rank in ranks if rank.worker_bytes is not None]
+    distinct = [rank.distinct_rows for rank in ranks if rank.distinct_rows is not None]
     return replace(
         slowest,
         rows=rows,
@@ -102,6 +120,12 @@ def together(ranks: Sequence[Measurement], total_rows: int, total_bytes: int) ->
         complete=complete,
         failed=bool(failed),
         note="; ".join(notes) or None,
+        cold=slowest.cold if len({rank.cold for rank in ranks}) == 1 else None,
+        # Its repeats differ as those of all do.
+        rates=tuple(each * rate / own for each in slowest.rates) if own else slowest.rates,
+        cpu_seconds=sum(cpu) if cpu else None,
+        worker_bytes=max(memory, default=None),
+        distinct_rows=sum(distinct) if len(distinct) == len(ranks) else None,
     )
 
 

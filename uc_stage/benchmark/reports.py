@@ -53,7 +53,7 @@ def prepare(request: BenchRequest) -> Given:
     alone, here = None, machine()
     if not request.targets:
         file, report = kept.pop()
-        alone = replace(report, requirements=(), comparisons=(), kept_in=file)
+        alone = replace(report, requirements=(), named=(), comparisons=(), kept_in=file)
     if judge is not None and (against := alone.machine if alone else here):
         beside.check_machine(*judge, against)
     for flag, file in places:

@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from uc_stage.cli import codes, output
-from uc_stage.cli.options import Debug, Json, Quiet, names
+from uc_stage.cli.options import Debug, Json, Quiet, names, numbers
 from uc_stage.cli.progress import shown
 from uc_stage.model import BenchRequest
 
 SUMMARY = "Measure how fast a dataset can be read"
 EPILOG = codes.epilog(
-    'uc-stage bench /Volumes/main/sales/train/orders "$DATA" --require 500MB/s', 10, 12, 13, 15, 16, 20
+    'uc-stage bench /Volumes/main/sales/train/orders "$DATA" --require 500MB/s', 10, 12, 13, 14, 15, 16, 20
 )
 
 
@@ -28,18 +28,28 @@ def bench(
             "--readers",
             envvar="UC_STAGE_READERS",
             metavar="A,B",
-            help="Of raw, arrow, hf and torch; without it, those installed.",
+            help="Of raw, arrow, hf, hf-stream, torch and files; without it, those that are installed and apply.",
         ),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option("--batch-size", envvar="UC_STAGE_BATCH_SIZE", metavar="N", min=1, help="Rows of a batch.")
-    ] = 256,
-    workers: Annotated[
-        int,
+        str,
         typer.Option(
-            "--workers", envvar="UC_STAGE_WORKERS", metavar="N", min=0, help="Workers of the torch DataLoader."
+            "--batch-size",
+            envvar="UC_STAGE_BATCH_SIZE",
+            metavar="N,N",
+            help="Rows of a batch; each combination of several numbers is measured.",
         ),
-    ] = 0,
+    ] = "256",
+    workers: Annotated[
+        str,
+        typer.Option("--workers", envvar="UC_STAGE_WORKERS", metavar="N,N", help="Workers of the torch DataLoader."),
+    ] = "0",
+    prefetch: Annotated[
+        str,
+        typer.Option(
+            "--prefetch", envvar="UC_STAGE_PREFETCH", metavar="N,N", help="Batches that each worker makes ahead."
+        ),
+    ] = "2",
     seconds: Annotated[
         float,
         typer.Option(
@@ -47,9 +57,15 @@ def bench(
             envvar="UC_STAGE_SECONDS",
             metavar="S",
             min=0.1,
-            help="Longest time of one reader over one target.",
+            help="Longest time of one pass; each combination is read cold, then warm.",
         ),
     ] = 5.0,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            "--repeats", envvar="UC_STAGE_REPEATS", metavar="N", min=1, help="Measure each N times, for a spread."
+        ),
+    ] = 1,
     require: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,9 +138,11 @@ def bench(
     request = BenchRequest(
         targets=tuple(targets or ()),
         readers=names(readers, "--readers"),
-        batch_size=batch_size,
-        workers=workers,
+        batch_sizes=numbers(batch_size, "--batch-size"),
+        workers=numbers(workers, "--workers"),
+        prefetch=numbers(prefetch, "--prefetch"),
         seconds=seconds,
+        repeats=repeats,
         require=tuple(require or ()),
         step_ms=step_ms,
         world_size=world_size,

@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING
 
 from uc_stage.cli import kept, whys
 from uc_stage.cli.text import duration, printable, say
+from uc_stage.errors import VerificationFailed
 from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
     from uc_stage.model import BenchReport, Measurement, Requirement
+
+# Where no terminal tells its width, Rich would fold the table to 80 columns.
+_WIDTH = 200
+_CACHE = {True: "cold", False: "warm", None: "-"}
+_LEFT = ("reader", "cache")
 
 
 def measured(requirement: Requirement) -> str:
@@ -32,30 +42,39 @@ def shortfall(report: BenchReport) -> tuple[str, str, str]:
     return "below_requirement", message, hint
 
 
+def unread(report: BenchReport) -> VerificationFailed | None:
+    """What no reader could read, or one that was named could not; None where all is well."""
+    failed = [one for one in report.measurements if one.failed]
+    named = next((one for one in failed if one.reader in report.named), None)
+    if named is None and len(failed) < len(report.measurements):
+        return None
+    if len(failed) == len(report.measurements):
+        message = f"no reader could read `{failed[-1].target}`: {failed[-1].note}" if failed else "nothing was measured"
+        target = failed[-1].target if failed else ""
+    else:
+        assert named
+        message, target = f"the reader `{named.reader}` failed on `{named.target}`: {named.note}", named.target
+    return VerificationFailed(message, hint=f"uc-stage inspect {target} --verify")
+
+
 def show(report: BenchReport, *, quiet: bool) -> None:
     """Prints a table for each target, with factors against the first one, and how requirements came out."""
     from rich.console import Console
-    from rich.table import Table
 
-    # Rich would fold the table to 80 columns where it cannot ask a terminal for its width.
     if report.kept_in is not None:
         print(printable(f"kept in {report.kept_in}, measured {report.at}"))
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
-    base: dict[str, Measurement] = {}
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDTH)
+    base: dict[object, Measurement] = {}
+    extra = whys.columns(report)
+    columns = _columns(report.measurements, extra)
     for target in dict.fromkeys(measurement.target for measurement in report.measurements):
         print(printable(target))
-        table = Table(box=None, padding=(0, 2))
-        extra = whys.columns(report)
-        for column in ("reader", "rows/s", "MB/s", "first batch", *extra, "read"):
-            table.add_column(column, justify="left" if column == "reader" else "right", no_wrap=True)
         of_it = [measurement for measurement in report.measurements if measurement.target == target]
-        for measurement in of_it:
-            *row, read = _row(measurement, base.setdefault(measurement.reader, measurement))
-            table.add_row(*row, *whys.cells(measurement, extra), read)
-        console.print(table)
-        for measurement in of_it:
-            if measurement.note:
-                print(printable(f"  {measurement.reader}: {measurement.note}"))
+        console.print(_table(of_it, columns, extra, base))
+        for line in _notes(of_it, columns):
+            print(printable(line))
+        if (best := _fastest(of_it, columns)) is not None:
+            print(printable(best))
         for line in whys.of_target(report, target):
             print(printable(line))
         print()
@@ -69,11 +88,105 @@ def show(report: BenchReport, *, quiet: bool) -> None:
         print(f"require {requirement.text}: {verdict}, {measured(requirement)}")
 
 
-def _row(measurement: Measurement, base: Measurement) -> list[str]:
-    rows = "-" if not measurement.rows_per_second else f"{measurement.rows_per_second:,.0f}"
-    speed = f"{measurement.bytes_per_second / 1e6:,.1f}"
-    if measurement is not base and base.bytes_per_second:
-        speed += f" ({measurement.bytes_per_second / base.bytes_per_second:.1f}x)"
-    first = "-" if measurement.first_batch_seconds is None else duration(measurement.first_batch_seconds)
-    read = "whole" if measurement.complete else f"{duration(measurement.seconds)} of it"
-    return [measurement.reader, rows, speed, first, read]
+def _columns(measurements: Sequence[Measurement], extra: Sequence[str]) -> list[str]:
+    """Those that tell cells apart are shown where there are several of them."""
+    grid = {
+        "batch": {one.batch_size for one in measurements if one.batch_size},
+        "workers": {one.workers for one in measurements if one.prefetch or one.reader not in ("raw", "arrow")},
+        "prefetch": {one.prefetch for one in measurements if one.prefetch},
+    }
+    varying = [name for name, values in grid.items() if len(values) > 1]
+    spread = ["spread"] if any(len(one.rates) > 1 for one in measurements) else []
+    counts = ("rows/s", *spread, "MB/s", "first batch", "p50/p99 ms", "CPUs", "memory", *extra, "read")
+    return ["reader", *varying, "cache", *counts]
+
+
+def _table(
+    of_it: Sequence[Measurement], columns: Sequence[str], extra: Sequence[str], base: dict[object, Measurement]
+) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1))
+    for column in columns:
+        table.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=True)
+    shown: object = None
+    for one in of_it:
+        cell = (one.reader, one.batch_size, one.workers, one.prefetch)
+        first = base.setdefault((*cell, one.cold), one)
+        values = {**_row(one, first), **dict(zip(extra, whys.cells(one, extra), strict=True))}
+        # A cell's two rows, cold and warm, are read as one.
+        table.add_row(*("" if cell == shown and column in _CELL else values[column] for column in columns))
+        shown = cell
+    return table
+
+
+_CELL = ("reader", "batch", "workers", "prefetch")
+
+
+def _row(one: Measurement, base: Measurement) -> dict[str, str]:
+    speed = f"{one.bytes_per_second / 1e6:,.1f}"
+    if one is not base and base.bytes_per_second:
+        noise = ", within noise" if one.differs_from(base) is False else ""
+        speed += f" ({one.bytes_per_second / base.bytes_per_second:.1f}x{noise})"
+    gaps = (one.batch_p50_seconds, one.batch_p99_seconds)
+    return {
+        "reader": one.reader,
+        "batch": f"{one.batch_size:,}" if one.batch_size else "-",
+        "workers": "-" if one.reader in ("raw", "arrow") else str(one.workers),
+        "prefetch": str(one.prefetch or "-"),
+        "cache": _CACHE[one.cold],
+        "rows/s": f"{one.rows_per_second:,.0f}" if one.rows_per_second else "-",
+        "spread": _spread(one),
+        "MB/s": speed,
+        "first batch": "-" if one.first_batch_seconds is None else duration(one.first_batch_seconds),
+        "p50/p99 ms": "-" if None in gaps else "/".join(f"{1e3 * gap:.3g}" for gap in gaps if gap is not None),
+        "CPUs": f"{one.cpu_seconds / one.seconds:.1f}" if one.cpu_seconds is not None and one.seconds else "-",
+        "memory": "-" if one.worker_bytes is None else format_size(one.worker_bytes),
+        "read": "whole" if one.complete else f"{duration(one.seconds)} of it",
+    }
+
+
+def _spread(one: Measurement) -> str:
+    """How far the fastest and the slowest repeat lie from the median."""
+    if len(one.rates) < 2:  # noqa: PLR2004 - one repeat has no spread
+        return "-"
+    middle = sorted(one.rates)[(len(one.rates) - 1) // 2]
+    if not middle:
+        return "-"
+    return f"{min(one.rates) / middle - 1:+.0%} {max(one.rates) / middle - 1:+.0%}"
+
+
+def _notes(of_it: Sequence[Measurement], columns: Sequence[str]) -> list[str]:
+    """What is to be said of each cell; once for all those of a reader where it is the same."""
+    lines = []
+    for reader, note in dict.fromkeys((one.reader, one.note) for one in of_it if one.note):
+        cells = list(dict.fromkeys(_setting(one, columns) for one in of_it if one.reader == reader))
+        alike = list(dict.fromkeys(_setting(one, columns) for one in of_it if (one.reader, one.note) == (reader, note)))
+        lines += [f"  {reader}{setting}: {note}" for setting in ([""] if alike == cells else alike)]
+    return lines
+
+
+def _setting(one: Measurement, columns: Sequence[str]) -> str:
+    """The cell that a note is of, as far as the table tells cells apart."""
+    values = {"batch": one.batch_size or None, "workers": one.workers, "prefetch": one.prefetch or None}
+    if one.reader in ("raw", "arrow"):
+        values["workers"] = None
+    told = [f"{name} {values[name]:,}" for name in _CELL[1:] if name in columns and values[name] is not None]
+    return f", {', '.join(told)}" if told else ""
+
+
+def _fastest(of_it: Sequence[Measurement], columns: Sequence[str]) -> str | None:
+    """The fastest cell, and those that noise does not tell from it; None where each reader has one cell."""
+    if not {"batch", "workers", "prefetch"} & set(columns):
+        return None
+    judged = [one for one in of_it if one.rows_per_second and not one.failed]
+    judged = [one for one in judged if one.cold is not False] or judged
+    if not judged:
+        return None
+    best = max(judged, key=lambda one: one.rows_per_second or 0.0)
+    alike = [one for one in judged if one is not best and one.differs_from(best) is False]
+    words = f"fastest {_CACHE[best.cold]}: " if best.cold is not None else "fastest: "
+    words += f"{best.reader}{_setting(best, columns)}"
+    if alike:
+        words += "; within noise of it: " + "; ".join(f"{one.reader}{_setting(one, columns)}" for one in alike)
+    return words

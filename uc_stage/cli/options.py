@@ -77,6 +77,19 @@ def names(text: str | None, flag: str) -> tuple[str, ...] | None:
     return found
 
 
+def numbers(text: str, flag: str) -> tuple[int, ...]:
+    """Reads whole numbers separated by commas: `0,2,4`.
+
+    Raises:
+        InvalidRequest: one is no number, or stands twice.
+    """
+    found = names(text, flag) or ()
+    for one in found:
+        if not one.isascii() or not one.isdigit():
+            raise InvalidRequest(f"`{flag}` has `{one}` for a number", hint=f"such as {flag} 2, or {flag} 1,2,4")
+    return tuple(map(int, found))
+
+
 def pairs(texts: list[str] | None, flag: str, example: str) -> tuple[tuple[str, str], ...]:
     """Reads `NAME=VALUE` for each; the name goes up to the last `=`.
 

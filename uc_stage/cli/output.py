@@ -163,12 +163,8 @@ def _verdict(report: Report) -> tuple[str, dict[str, Any] | None]:
         case BenchReport() if not report.met:
             code, message, hint = measuring.shortfall(report)
             return "failed", {"code": code, "message": message, "hint": hint, "exit_code": BELOW_REQUIREMENT}
-        case BenchReport(measurements=measurements) if measurements and all(one.failed for one in measurements):
-            unread = VerificationFailed(
-                f"no reader could read `{measurements[-1].target}`: {measurements[-1].note}",
-                hint=f"uc-stage inspect {measurements[-1].target} --verify",
-            )
-            return "failed", describe(unread)
+        case BenchReport() if (failure := measuring.unread(report)) is not None:
+            return "failed", describe(failure)
         case ExportReport(status=status) | CacheReport(status=status) | PruneReport(status=status):
             return status, None
     return "done", None

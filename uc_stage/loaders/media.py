@@ -5,41 +5,29 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
-import re
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 # A dataset must be a class of a module, so that a worker which is spawned can unpickle it.
 import torch.utils.data  # noqa: TID253 - nothing imports this module but who wants torch
 
 from uc_stage.errors import InvalidRequest, NotFound, Unavailable, VerificationFailed
-from uc_stage.forms.pack import INDEX_PATH
-from uc_stage.forms.shards import is_packed
-from uc_stage.sources import is_marker
+from uc_stage.loaders import samples
 from uc_stage.storage import open_folder
 from uc_stage.targets import look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from uc_stage.loaders.samples import Kind
     from uc_stage.storage import Folder
     from uc_stage.storage.folder import Ranges
-    from uc_stage.targets import Target
 
-Kind = Literal["image", "audio", "text", "bytes"]
-
-_EXTENSIONS = {
-    "image": {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"},
-    "audio": {".aif", ".aiff", ".flac", ".mp3", ".ogg", ".opus", ".wav"},
-    "text": {".md", ".text", ".txt"},
-}
 # So many shards a process has open at once: others are opened again, which takes less than to decode an image.
 _MOST_OPEN = 32
-_ESCAPE = re.compile(r"\\u(dc[89a-f][0-9a-f])")
 # What a dataset has of its process, and is not pickled.
 _OWN = {"_folder", "_lock", "_opened", "_pid"}
-_DECODERS = {"image": ("PIL", "pillow"), "audio": ("soundfile", "soundfile")}
 
 
 class FileSamples(torch.utils.data.Dataset[Any]):
@@ -73,13 +61,13 @@ class FileSamples(torch.utils.data.Dataset[Any]):
         self.transform = transform
         self._url = target.folder.url
         prefix = f"{within.strip('/')}/" if within.strip("/") else ""
-        places = _packed(target) if target.record and is_packed(target.record.variant) else None
-        found = [path for path in (places or _plain(target)) if path.startswith(prefix)]
+        places = samples.packed(target)
+        found = [path for path in (places or samples.plain(target)) if path.startswith(prefix)]
         self.kind: Kind = _kind_of(source, found, kind)
         self._decodes = decode and self.kind != "bytes"
         _require_decoder(self.kind, decodes=self._decodes)
         if self.kind != "bytes":
-            found = [path for path in found if _extension(path) in _EXTENSIONS[self.kind]]
+            found = [path for path in found if samples.extension(path) in samples.EXTENSIONS[self.kind]]
         if not found:
             what = "file" if self.kind == "bytes" else f"file of {self.kind}"
             raise NotFound(f"`{target.folder.locate(prefix)}` holds no {what}", hint=f"uc-stage inspect {source}")
@@ -222,45 +210,20 @@ def files(
     return FileSamples(source, kind, within, transform, labels=labels, decode=decode)
 
 
-def _plain(target: Target) -> Iterable[str]:
-    recorded = target.record.files if target.record else None
-    paths = (entry.path for entry in target.entries.values()) if recorded is None else (file.path for file in recorded)
-    return (path for path in paths if not is_marker(path))
-
-
-def _packed(target: Target) -> dict[str, tuple[str, int, int]]:
-    """By the path of each packed file its shard, its offset there, and its bytes."""
-    import pyarrow as pa
-
-    try:
-        index = pa.ipc.open_file(pa.py_buffer(target.folder.read(INDEX_PATH))).read_all()
-    except pa.ArrowException as error:
-        raise VerificationFailed(
-            f"`{target.folder.locate(INDEX_PATH)}` is damaged: {error}", hint="make the copy anew with `--force`"
-        ) from error
-    columns = (index[name].to_pylist() for name in ("path", "shard", "offset", "bytes"))
-    # A byte of a name that is no UTF-8 is written as the escape of its surrogate.
-    return {_unescaped(path): (shard, at, size) for path, shard, at, size in zip(*columns, strict=True)}
-
-
-def _unescaped(path: str) -> str:
-    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), path)
-
-
 def _kind_of(source: str, paths: Iterable[str], kind: Kind | None) -> Kind:
     if kind is not None:
-        if kind not in (*_EXTENSIONS, "bytes"):
+        if kind not in (*samples.EXTENSIONS, "bytes"):
             raise InvalidRequest(f"`kind={kind!r}` is no kind of file", hint="give image, audio, text or bytes")
         return kind
-    extensions = {_extension(path) for path in paths}
-    there: list[Any] = [name for name, known in _EXTENSIONS.items() if known & extensions]
+    extensions = {samples.extension(path) for path in paths}
+    there: list[Any] = [name for name, known in samples.EXTENSIONS.items() if known & extensions]
     if len(there) > 1:
         raise InvalidRequest(f"`{source}` holds files of {' and '.join(there)}", hint=f"give `kind='{there[0]}'`")
     return there[0] if there else "bytes"
 
 
-def _require_decoder(kind: str, *, decodes: bool) -> None:
-    module, package = _DECODERS.get(kind, (None, None))
+def _require_decoder(kind: Kind, *, decodes: bool) -> None:
+    module, package = samples.DECODERS.get(kind, (None, None))
     if decodes and module and importlib.util.find_spec(module) is None:
         raise Unavailable(
             f"files of {kind} are decoded with `{package}`, which is not installed",
@@ -287,7 +250,3 @@ def _audio(data: bytes) -> tuple[torch.Tensor, int]:
 
     frames, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
     return torch.from_numpy(frames.T.copy()), int(rate)
-
-
-def _extension(path: str) -> str:
-    return os.path.splitext(path)[1].lower()

@@ -11,13 +11,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """What `bench` is asked for. `readers` None means every reader that is installed; `seconds` bounds each one.
+    """What `bench` is asked for.
 
     Attributes:
+        readers: None for every one that is installed and reads what is there.
+        batch_sizes, workers, prefetch: the grid, of which each reader is measured over what it has.
+        seconds: the longest time of one pass of one cell.
+        repeats: how often each cell is measured, cold and warm.
         step_ms: plays a training whose step takes so long against the readers that give batches.
         world_size: so many ranks of this node read at once, each its share.
         stages: measure where the time goes, and the limits; None for where neither readers nor rates were asked for.
-        step_ms: the length of the training step that is played, in milliseconds.
         save: where the report is kept.
         baseline: a kept report that this one must not fall behind.
         compare: kept reports that are shown beside this one; without targets, the last of them stands in for it.
@@ -26,9 +29,11 @@ class BenchRequest:
 
     targets: tuple[str, ...]
     readers: tuple[str, ...] | None = None
-    batch_size: int = 256
-    workers: int = 0
+    batch_sizes: tuple[int, ...] = (256,)
+    workers: tuple[int, ...] = (0,)
+    prefetch: tuple[int, ...] = (2,)
     seconds: float = 5.0
+    repeats: int = 1
     require: tuple[str, ...] = ()
     step_ms: float | None = None
     world_size: int | None = None
@@ -41,14 +46,21 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One reader over one target. `bytes` are those on disk that were passed over; `complete` is a whole epoch.
+    """One cell over one target, cold or warm. `bytes` are those on disk that were passed over; `complete` is an epoch.
 
     One that `failed` died, hung, met data that it cannot read, or gave other rows than there are; `note` says which.
 
     Attributes:
-        batch_size, workers, prefetch: 0 for what the reader has none of.
-        cold: whether the pages were read from the disk or the mount; None where that could not be told.
-        rates: of each repeat, the rows a second, or the bytes a second where rows are not counted.
+        batch_size, workers, prefetch: the cell; 0 for what the reader has none of.
+        cold: whether no page of the files was in memory when it began; False where those were that it read. None where
+            that could not be told, or pages could not be dropped.
+        rates: of each repeat, in rows a second, or bytes where rows are not counted. All else is of the median one.
+        batch_p50_seconds, batch_p99_seconds: between one batch and the next, without the first one, and without the
+            step of a played training.
+        cpu_seconds: of the reader and its workers.
+        worker_bytes: the most memory that a worker had, or the reader where it has none, as sampled: what is its own
+            and its share of what is shared (PSS), without the pages of files that it maps.
+        distinct_rows: the rows, without those that came more often than the data holds them.
         wait_share: the part of a played training in which it waits for batches, 0 to 1; None where none was played.
         limit_share: the rate, as a part of what the storage and the processors can do at most; above 1 from memory.
     """
@@ -76,6 +88,12 @@ class Measurement:
     distinct_rows: int | None = None
     wait_share: float | None = None
     limit_share: float | None = None
+
+    def differs_from(self, other: Measurement) -> bool | None:
+        """Whether the ranges of two measurements' rates lie apart; None where one of them has no range."""
+        if min(len(self.rates), len(other.rates)) < 2:  # noqa: PLR2004 - one repeat has no range
+            return None
+        return max(self.rates) < min(other.rates) or max(other.rates) < min(self.rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +203,7 @@ class BenchReport:
     """What `bench` measured, target by target in the order given.
 
     Attributes:
+        named: the readers that the request named.
         at: ISO 8601, when the measurements were over.
         targets: as they were then.
         kept_in: the file that this report was read from, where nothing was measured.
@@ -193,6 +212,7 @@ class BenchReport:
     measurements: tuple[Measurement, ...]
     skipped: dict[str, str] = field(default_factory=dict)
     requirements: tuple[Requirement, ...] = ()
+    named: tuple[str, ...] = ()
     stages: tuple[Stages, ...] = ()
     ceilings: tuple[Ceiling, ...] = ()
     break_even: tuple[BreakEven, ...] = ()

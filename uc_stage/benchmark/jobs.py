@@ -1,0 +1,82 @@
+"""What passes between `bench` and a reader's process: the job, and what was read so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from uc_stage.benchmark import pages
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to read: `files` are the target's, as paths or URLs with their bytes and rows; `seconds` bounds each pass.
+
+    Attributes:
+        kind: what the files are, where they are no Parquet and no Arrow: `image`, `audio` or `text`.
+        row_bytes: the uncompressed bytes of a row, on average.
+        scratch: a folder for what a reader must write, which is removed afterwards.
+        mapped: files of the reader's own that it reads in place of the target's.
+        rank, world_size: one of so many ranks reads its share, once all of them are in `meeting`.
+        step_seconds: a training whose step takes so long is played.
+    """
+
+    reader: str
+    target: str
+    files: tuple[tuple[str, int, int], ...]
+    batch_size: int
+    workers: int
+    seconds: float
+    scratch: str = ""
+    prefetch: int = 0
+    repeats: int = 1
+    kind: str | None = None
+    row_bytes: int = 1
+    mapped: tuple[str, ...] = ()
+    rank: int = 0
+    world_size: int = 1
+    meeting: str = ""
+    step_seconds: float = 0.0
+
+    @property
+    def rows(self) -> int:
+        """Those of all files."""
+        return sum(rows for _, _, rows in self.files)
+
+    @property
+    def passes(self) -> int:
+        """Those of all repeats: of a URL, nothing stays here to be read warm."""
+        return self.repeats * (2 if all(pages.is_local(path) for path, _, _ in self.files) else 1)
+
+
+@dataclass(slots=True)
+class State:
+    """What one pass has read so far.
+
+    Attributes:
+        number: of the pass; cold and warm ones take turns.
+        first: when the first batch was there.
+        ended: whether the reader came to its end.
+        done: whether the pass is over; `final` whether all are, and no other state follows.
+        cold: as a `Measurement` has it.
+        expected: the rows of an epoch, where the reader reads less than the target.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    first: float | None = None
+    ended: bool = False
+    final: bool = False
+    error: str | None = None
+    number: int = 0
+    done: bool = False
+    warm: bool = False
+    cold: bool | None = None
+    notes: tuple[str, ...] = ()
+    p50: float | None = None
+    p99: float | None = None
+    cpu: float | None = None
+    surplus: int | None = None
+    key: str | None = None
+    expected: int | None = None
+    wait_share: float | None = None
