@@ -250,7 +250,7 @@ def test_a_bare_look_tells_of_every_stage_and_the_limits_of_a_source_and_its_cop
     assert first.decode_rows_per_second
     assert second.decode_rows_per_second is None
     assert second.limit == "storage"
-    for measurement, ceiling in zip(report.measurements, [first, first, second, second], strict=True):
+    for measurement, ceiling in zip(report.measurements, [first] * 4 + [second] * 4, strict=True):
         rate, limit = (
             (measurement.bytes_per_second, ceiling.storage_bytes_per_second)
             if measurement.reader == "raw"
