@@ -72,7 +72,7 @@ class Watch:
             then()
 
     def note(self, message: str) -> None:
-        assert message == "1 cell, cold and warm: 125 s at most" or "2 min" in message or "9 s" in message
+        assert message.startswith("1 cell, cold and warm: ")
 
 
 def children(pid: int) -> list[int]:

@@ -136,9 +136,7 @@ def _notes(of_it: Sequence[Measurement], columns: Sequence[str]) -> list[str]:
     lines = []
     for reader, note in dict.fromkeys((one.reader, one.note) for one in of_it if one.note):
         cells = list(dict.fromkeys(_setting(one, columns) for one in of_it if one.reader == reader))
-        alike = list(
-            dict.fromkeys(_setting(one, columns) for one in of_it if (one.reader, one.note) == (reader, note))
-        )
+        alike = list(dict.fromkeys(_setting(one, columns) for one in of_it if (one.reader, one.note) == (reader, note)))
         lines += [f"  {reader}{setting}: {note}" for setting in ([""] if alike == cells else alike)]
     return lines
 
