@@ -11,7 +11,7 @@ _uc_stage() {
         cache) flags='--cache-dir --jobs -j --reserve --headroom --max-size --as --pack --pack-size --timeout --retries --read-timeout --include --exclude --shard --check --verify --force --dry-run -n --json --quiet -q --debug -h --help' ;;
         inspect) flags='--verify --diff --snippet --world-size --workers --batch-size --fail-on --ignore --cache-dir --version --timestamp --remote --json --quiet -q --debug -h --help' ;;
         prune) flags='--older-than --max-size --source --cache-dir --dry-run -n --json --quiet -q --debug -h --help' ;;
-        bench) flags='--readers --batch-size --workers --seconds --require --step-ms --world-size --stages --save --compare --baseline --html --json --quiet -q --debug -h --help' ;;
+        bench) flags='--readers --batch-size --workers --prefetch --seconds --repeats --require --step-ms --world-size --stages --save --compare --baseline --html --json --quiet -q --debug -h --help' ;;
         demo) flags='--size --quiet -q --debug -h --help' ;;
     esac
     if [[ -n $command ]]; then case $prev in
@@ -23,7 +23,7 @@ _uc_stage() {
         --snippet) words='torch hf lightning' ;;
         --cache-dir)
             mapfile -t COMPREPLY < <(compgen -d -- "$cur"); compopt -o filenames; return ;;
-        --baseline|--batch-size|--cast|--columns|--compare|--diff|--exclude|--exclude-columns|--file-size|--files|--files-per-worker|--headroom|--html|--ignore|--include|--jobs|--keep|--limit|--max-size|--memory|--older-than|--order-by|--pack-size|--query|--read-timeout|--readers|--remote|--require|--reserve|--retries|--row-group-size|--sample|--save|--seconds|--seed|--shard|--size|--source|--split|--split-by|--step-ms|--timeout|--timestamp|--version|--where|--workers|--world-size|-j) return ;;
+        --baseline|--batch-size|--cast|--columns|--compare|--diff|--exclude|--exclude-columns|--file-size|--files|--files-per-worker|--headroom|--html|--ignore|--include|--jobs|--keep|--limit|--max-size|--memory|--older-than|--order-by|--pack-size|--prefetch|--query|--read-timeout|--readers|--remote|--repeats|--require|--reserve|--retries|--row-group-size|--sample|--save|--seconds|--seed|--shard|--size|--source|--split|--split-by|--step-ms|--timeout|--timestamp|--version|--where|--workers|--world-size|-j) return ;;
     esac; fi
     if [[ -n $words && $cur != -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")

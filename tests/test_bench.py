@@ -116,7 +116,7 @@ def test_every_reader_passes_over_every_row_once_and_leaves_no_trace(
     make_export(str(tmp_path / "export"), files=3, rows=1000)
     size = sum(entry.bytes for entry in open_folder(str(tmp_path / "export")).entries(hidden=False))
 
-    report = uc_stage.bench(str(tmp_path / "export"), batch_size=64, workers=2, seconds=LONG)
+    report = uc_stage.bench(str(tmp_path / "export"), batch_size=64, workers=2, seconds=LONG, stages=False)
 
     readers = ["raw", "arrow", "hf", "hf-stream", "torch"]
     assert [measurement.reader for measurement in report.measurements] == [name for name in readers for _ in range(2)]
@@ -404,7 +404,7 @@ def test_a_reader_without_its_library_is_skipped_with_the_reason(
     for package in ("datasets", "torch"):
         monkeypatch.setitem(sys.modules, package, None)
 
-    report = uc_stage.bench(str(tmp_path), seconds=LONG)
+    report = uc_stage.bench(str(tmp_path), seconds=LONG, stages=False)
 
     assert [measurement.reader for measurement in cold(report)] == ["raw", "arrow"]
     assert report.skipped == {
