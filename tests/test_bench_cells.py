@@ -110,8 +110,8 @@ def test_each_combination_is_measured_and_shown_with_what_it_was(tmp_path: Path)
     assert {"batch", "spread", "cache"} <= set(human.out.splitlines()[1].split())
     assert "workers" not in human.out
     assert "fastest" in human.out
-    for words, named in ((["--workers", "two"], "two"), (["--batch-size", "1,,2"], "--batch-size")):
-        done = command("bench", tmp_path, *words)
+    for wrong, named in ((["--workers", "two"], "two"), (["--batch-size", "1,,2"], "--batch-size")):
+        done = command("bench", tmp_path, *wrong)
         assert (done.code, named in done.err) == (2, True)
 
 
@@ -378,6 +378,9 @@ def test_audio_and_text_are_samples_too(tmp_path: Path) -> None:
         files = tuple((f"{tmp_path}/{name}/{number}.{end}", 10, 1) for number in range(3))
         told = passes(Job("files", str(tmp_path / name), files, 2, 0, LONG, kind=kind))
         assert [(state.rows, state.surplus, state.error) for state in told.values()] == [(3, 0, None)] * 2
+    shares = [passes(Job("files", str(tmp_path / "text"), files, 2, 0, LONG, kind="text", rank=rank, world_size=2))
+              for rank in range(2)]  # fmt: skip
+    assert [[state.rows for state in share.values()] for share in shares] == [[2, 2], [1, 1]]
 
 
 def test_files_without_what_decodes_them_are_left_out(

@@ -22,7 +22,7 @@ from uc_stage.benchmark import _wants_stages, stages
 from uc_stage.benchmark.ceilings import read_at_once, storage_limit
 from uc_stage.benchmark.changes import try_changes
 from uc_stage.benchmark.probing import Ladder, Probe
-from uc_stage.benchmark.ranks import MOST_RANKS, meet
+from uc_stage.benchmark.ranks import MOST_RANKS, come, meet
 from uc_stage.benchmark.sampling import Sample, take_sample
 from uc_stage.cli import measuring
 from uc_stage.errors import InvalidRequest, StageError
@@ -354,6 +354,7 @@ def test_ranks_that_read_at_once_read_every_row_once(tmp_path: Path) -> None:
     for cold, warm in ((raw, raw_warm), (hf, hf_warm)):
         assert (cold.complete, warm.complete, warm.cold in (False, None)) == (True, True, True)
     assert (raw.rows, raw.bytes, hf.rows, hf.distinct_rows) == (None, size, 3000, 3000)
+    assert "of Arrow before, in " in str(hf.note)
     assert [hf.rows_per_second] == [pytest.approx(rate) for rate in hf.rates]
 
 
@@ -415,6 +416,18 @@ def test_ranks_meet_before_they_read_but_do_not_wait_forever(tmp_path: Path) -> 
     first.join(10)
     assert not first.is_alive()
     meet(str(tmp_path), 0, 3, 0.05)
+
+
+def test_ranks_meet_in_one_place_after_another_without_those_that_are_gone(tmp_path: Path) -> None:
+    meet(str(tmp_path), 1, 3, 0.0, "seen")
+    come(str(tmp_path), 2)
+    first = threading.Thread(target=meet, args=(str(tmp_path), 0, 3, LONG, "over"))
+    first.start()
+    first.join(0.1)
+    assert first.is_alive()
+    meet(str(tmp_path), 1, 3, LONG, "over")
+    first.join(10)
+    assert not first.is_alive()
 
 
 @pytest.mark.parametrize(
