@@ -233,6 +233,9 @@ def test_values_that_the_data_holds_more_than_once_are_no_rows_that_came_twice(t
     late = Keys("index", files)
     late.add({"index": torch.tensor([1, 1, 1])}, 3)
     assert late.surplus(-1.0) is None
+    numbers = Keys("number", ())
+    numbers.add({"number": [1, 2, 2]}, 3)
+    assert numbers.surplus(LONG) == 1
     nothing = Keys(None, files)
     nothing.add({"index": once}, 100)
     assert nothing.surplus(LONG) is None

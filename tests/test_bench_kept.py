@@ -248,6 +248,11 @@ def test_the_only_target_of_each_is_the_same_wherever_it_lies() -> None:
     assert len(beside.compare("a", two, report(measurement("arrow", 1.0, "/c")), baseline=False).cells) == 3
 
 
+def test_where_cold_and_warm_cannot_be_told_apart_the_first_ones_are_compared() -> None:
+    kept, now = (report(measurement("arrow", first), measurement("arrow", 9.0)) for first in (1.0, 2.0))
+    assert [cell.factor for cell in beside.compare("a", kept, now, baseline=False).cells] == [2.0]
+
+
 def test_what_else_differs_is_told() -> None:
     kept = report(measurement("arrow", 1.0))
     [old] = kept.targets

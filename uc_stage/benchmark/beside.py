@@ -30,8 +30,7 @@ class _Cell(NamedTuple):
 def compare(file: str, kept: BenchReport, report: BenchReport, *, baseline: bool) -> Comparison:
     """Lays a kept report beside another one: in its order, then what it alone has."""
     names = _names(kept, report)
-    before = {_cell(one, names): one for one in kept.measurements}
-    now = {_cell(one, {}): one for one in report.measurements}
+    before, now = _cells(kept, names), _cells(report, {})
     both = dict.fromkeys([*now, *before])
     cells = [_compared(cell, before.get(cell), now.get(cell), baseline=baseline) for cell in both]
     notes = (*_machines(kept.machine, report.machine), *_targets(kept, report, names))
@@ -59,6 +58,14 @@ def _names(kept: BenchReport, report: BenchReport) -> dict[str, str]:
     theirs = list(dict.fromkeys(one.target for one in kept.measurements))
     ours = list(dict.fromkeys(one.target for one in report.measurements))
     return {theirs[0]: ours[0]} if len(theirs) == len(ours) == 1 else {}
+
+
+def _cells(report: BenchReport, names: dict[str, str]) -> dict[_Cell, Measurement]:
+    """The measurements by cell: where cold and warm could not be told apart, the first one, which was to be cold."""
+    found: dict[_Cell, Measurement] = {}
+    for one in report.measurements:
+        found.setdefault(_cell(one, names), one)
+    return found
 
 
 def _cell(one: Measurement, names: dict[str, str]) -> _Cell:

@@ -42,7 +42,10 @@ def column_for(files: Sequence[tuple[str, int, int]]) -> str | None:
 
 
 class Keys:
-    """The values of one column that a pass gave; `files` hold the data, and `column` None keeps none."""
+    """The values of one column that a pass gave; `files` hold the data, none where these are the numbers of samples.
+
+    `column` None keeps none.
+    """
 
     def __init__(self, column: str | None, files: Sequence[tuple[str, int, int]]) -> None:
         self.column = column
@@ -88,10 +91,12 @@ class Keys:
         return int(above[above > 0].sum())
 
     def _held(self, values: Any, kind: Any, deadline: float) -> Any:
-        """How often the files hold each value."""
+        """How often the files hold each value; without files it is a sample's number, which is there once."""
         import numpy as np
         import pyarrow.compute as pc
 
+        if not self._files:
+            return np.ones(len(values), np.int64)
         held = np.zeros(len(values), np.int64)
         parts = share([(path, rows) for path, _, rows in self._files], 0, 1)
         for batch in batches(parts, _COUNTED_ROWS, [self.column] if self.column else None):
