@@ -104,11 +104,14 @@ def is_gone(pid: int) -> bool:
 
 
 def test_every_reader_passes_over_every_row_once_and_leaves_no_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    home, scratch = tmp_path / "home", tmp_path / "scratch"
+    # A worker's sockets lie there, whose paths have 107 bytes at most (unix(7)).
+    home, scratch = tmp_path / "home", tmp_path_factory.mktemp("s")
     home.mkdir()
-    scratch.mkdir()
     for name in ("HOME", "HF_HOME", "HF_DATASETS_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(home))
     monkeypatch.setenv("TMPDIR", str(scratch))
