@@ -110,8 +110,8 @@ def test_each_combination_is_measured_and_shown_with_what_it_was(tmp_path: Path)
     assert {"batch", "spread", "cache"} <= set(human.out.splitlines()[1].split())
     assert "workers" not in human.out
     assert "fastest" in human.out
-    for words, named in ((["--workers", "two"], "two"), (["--batch-size", "1,,2"], "--batch-size")):
-        done = command("bench", tmp_path, *words)
+    for wrong, named in ((["--workers", "two"], "two"), (["--batch-size", "1,,2"], "--batch-size")):
+        done = command("bench", tmp_path, *wrong)
         assert (done.code, named in done.err) == (2, True)
 
 
