@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from uc_stage.ipc import is_stream_name, opened
+from uc_stage.loaders import huggingface
 from uc_stage.loaders.arrow import batches, share
-from uc_stage.loaders.huggingface import mapped
 from uc_stage.sizes import format_size
 from uc_stage.storage import open_folder, space_at
 
@@ -42,11 +42,7 @@ def quieten() -> None:
 
 def stream(job: Job) -> Iterator[Any]:
     """The batches of `load_dataset(streaming=True)`."""
-    import datasets
-
-    files, kind = [path for path, _, _ in job.files], "arrow" if is_stream_name(job.files[0][0]) else "parquet"
-    data = datasets.load_dataset(kind, data_files=_exact(files), split="train", streaming=True)
-    return _through_loader(data, job)
+    return _through_loader(huggingface.stream([path for path, _, _ in job.files]), job)
 
 
 def build(job: Job) -> tuple[Job, str]:
@@ -86,7 +82,7 @@ def _build(job: Job, plan: str) -> tuple[Job, str]:
 def map_style(job: Job) -> Iterator[Any]:
     """The batches of a `Dataset` that `build` has built, or that a copy as Arrow is."""
     files = [path for path, _, _ in job.files]
-    return _through_loader(mapped(files) if is_stream_name(files[0]) else _load(files, job), job)
+    return _through_loader(huggingface.mapped(files) if is_stream_name(files[0]) else _load(files, job), job)
 
 
 def untaken(job: Job) -> list[str]:
@@ -111,16 +107,12 @@ def _schema(path: str) -> Any:
         return pq.read_schema(file)
 
 
-def _exact(files: Sequence[str]) -> list[str]:
-    # `datasets` takes names for patterns, and leaves out in silence what a pattern does not match: `part [1].parquet`.
-    return [glob.escape(file) for file in files]
-
-
 def _load(files: Sequence[str], job: Job) -> Any:
     import datasets
 
     cache = os.path.join(job.scratch, "datasets")
-    return datasets.load_dataset("parquet", data_files=_exact(files), split="train", cache_dir=cache)
+    exact = [glob.escape(file) for file in files]  # names are taken for patterns
+    return datasets.load_dataset("parquet", data_files=exact, split="train", cache_dir=cache)
 
 
 def _fitting(job: Job) -> tuple[tuple[str, int, int], ...]:

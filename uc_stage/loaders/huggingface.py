@@ -45,3 +45,13 @@ def mapped(files: Sequence[str]) -> Any:
     import datasets
 
     return datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in files])
+
+
+def stream(files: Sequence[str]) -> Any:
+    """A `datasets.IterableDataset` over exactly these files, which reads them as it goes and writes no Arrow copy."""
+    import datasets
+
+    kind = "arrow" if is_stream_name(files[0]) else "parquet"
+    # `datasets` takes names for patterns, and leaves out in silence what a pattern does not match: `part [1].parquet`.
+    exact = [glob.escape(file) for file in files]
+    return datasets.load_dataset(kind, data_files=exact, split="train", streaming=True)
