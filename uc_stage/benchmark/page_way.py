@@ -29,15 +29,12 @@ def _stages(found: tuple[Stages, ...]) -> str:
     for one in found:
         parts = []
         for stage in one.stages:
-            kinds.setdefault(stage.name, stage.name)
             said = f"{stage.name} {stage.seconds_per_million_rows:,.2f} s"
-            parts.append(
-                Part(
-                    stage.seconds_per_million_rows,
-                    stage.name,
-                    said if stage.share is None else f"{said} ({stage.share:.0%})",
-                )
-            )
+            if stage.share is None:
+                lines.append(f"{called[one.target]}: a worker would add {said}")
+                continue
+            kinds.setdefault(stage.name, stage.name)
+            parts.append(Part(stage.seconds_per_million_rows, stage.name, f"{said} ({stage.share:.0%})"))
         total = sum(part.value for part in parts)
         bars.append(Bar(called[one.target], parts, f"{total:,.2f} s"))
         if one.bottleneck:

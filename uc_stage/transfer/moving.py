@@ -125,7 +125,7 @@ class _Transfer:
             jobs += 1
         self._pace = Pace(max(1, jobs), time.monotonic(), _PROBES)
         self._probing = True
-        self._apart = reading_apart(self._folder)
+        self._apart = reading_apart(self._folder) if files else None
         self._buffers = Buffers(ranges.RANGE_BYTES, _BUFFERS, self._apart.pages if self._apart else pages)
         self._jobs, self._threads = jobs, min(jobs, _PROBES)
         try:
