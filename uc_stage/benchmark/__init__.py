@@ -9,7 +9,6 @@ prints stays in it.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from uc_stage.benchmark.readers import Job
 from uc_stage.benchmark.reports import finish, judge_stall, prepare
 from uc_stage.benchmark.stages import probe, with_limits
 from uc_stage.errors import InvalidRequest, NotFound, StageError, Unavailable
+from uc_stage.extras import installed
 from uc_stage.model import BenchReport, MeasuredTarget, Measurement, Requirement
 from uc_stage.progress import SILENT
 from uc_stage.sizes import parse_rate
@@ -192,7 +192,7 @@ def _choose(request: BenchRequest, wanted: Sequence[_Wanted]) -> tuple[list[str]
     skipped = {}
     for reader in asked:
         package = READERS[reader]
-        if package and not _installed(package[0]):
+        if package and not installed(package[0]):
             hint = f"pip install 'uc-stage[{package[1]}]'"
             if reader in named:
                 raise Unavailable(f"the reader `{reader}` needs `{package[0]}`, which is not installed", hint=hint)
@@ -207,12 +207,6 @@ def _choose(request: BenchRequest, wanted: Sequence[_Wanted]) -> tuple[list[str]
             lack = "counts no rows" if each.rate.unit == "rows/s" else "makes no batches"
             raise InvalidRequest(f"`--require {each.text}`: the reader `raw` {lack}", hint="add `arrow` to `--readers`")
     return readers, skipped
-
-
-def _installed(package: str) -> bool:
-    # A folder that happens to have the name is found too, as a namespace without an origin.
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None
 
 
 def _open(text: str, progress: Progress) -> _Dataset:

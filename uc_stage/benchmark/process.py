@@ -66,7 +66,7 @@ def measure(job: Job, size: int, progress: Progress, begun: Callable[[int], None
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if note == "" and not state.final:
-            note = f"the reader's process died ({_ending(process.returncode)}){_last_words(stderr)}"
+            note = f"the reader's process died ({ending(process.returncode)}){_last_words(stderr)}"
     return _measurement(job, size, state, note)
 
 
@@ -169,7 +169,8 @@ def _measurement(job: Job, size: int, state: State, note: str) -> Measurement:
     )
 
 
-def _ending(code: int) -> str:
+def ending(code: int) -> str:
+    """How a process ended, by its return code."""
     return signal.Signals(-code).name if code < 0 else f"exit {code}"
 
 

@@ -14,10 +14,9 @@ class BenchRequest:
     """What `bench` is asked for. `readers` None means every reader that is installed; `seconds` bounds each one.
 
     Attributes:
-        step_ms: plays a training whose step takes so long against the readers that give batches.
+        step_ms: plays a training whose step takes so many milliseconds against the readers that give batches.
         world_size: so many ranks of this node read at once, each its share.
         stages: measure where the time goes, and the limits; None for where neither readers nor rates were asked for.
-        step_ms: the length of the training step that is played, in milliseconds.
         save: where the report is kept.
         baseline: a kept report that this one must not fall behind.
         compare: kept reports that are shown beside this one; without targets, the last of them stands in for it.
