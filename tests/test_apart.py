@@ -106,6 +106,20 @@ def test_a_file_system_that_knows_no_direct_reads_is_read_through_the_page_cache
         connection.close()
 
 
+def test_a_mount_that_refuses_direct_reads_is_read_through_the_page_cache(volume: Volume) -> None:
+    data = os.urandom(300_000)
+    with open(f"{volume.backing}/x.bin", "wb") as file:
+        file.write(data)
+    volume.refuse_direct()
+    with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
+        os.open(f"{volume.mount}/x.bin", os.O_RDONLY | os.O_DIRECT)
+    with closing(Apart(LocalFolder(volume.mount))) as apart:
+        connection, buffer = apart.connect(), apart.pages(SIZE)
+        assert connection.ranges("x.bin", look=True).read_into(buffer[: len(data)], 0) == len(data)
+        assert bytes(buffer[: len(data)]) == data
+        connection.close()
+
+
 def _readers(parent: int) -> list[int]:
     """The processes that read for a process."""
     found = []

@@ -391,7 +391,7 @@ def test_files_without_what_decodes_them_are_left_out(
 ) -> None:
     from uc_stage import benchmark
 
-    monkeypatch.setattr(benchmark, "_installed", lambda package: package != "PIL")
+    monkeypatch.setattr(benchmark, "installed", lambda package: package != "PIL")
 
     report = uc_stage.bench(images, seconds=LONG)
 

@@ -9,7 +9,6 @@ prints stays in it.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from uc_stage.benchmark.ranks import measure_ranks
 from uc_stage.benchmark.reports import finish, judge_stall, prepare
 from uc_stage.benchmark.stages import probe, with_limits
 from uc_stage.errors import InvalidRequest, NoSpace, Unavailable
+from uc_stage.extras import installed
 from uc_stage.loaders.samples import DECODERS
 from uc_stage.model import BenchReport, Measurement, Requirement
 from uc_stage.progress import SILENT
@@ -163,7 +163,7 @@ def _named(request: BenchRequest, wanted: Sequence[_Wanted]) -> set[str]:
 def _reading(dataset: Dataset, readers: Sequence[str], named: set[str], skipped: dict[str, str]) -> list[str]:
     """The readers of one target; why others are left out is added to `skipped`."""
     able = [reader for reader in readers if reader in (_OF_MEDIA if dataset.kind else _OF_ROWS)]
-    if dataset.kind and "files" in able and (decoder := DECODERS.get(dataset.kind)) and not _installed(decoder[0]):
+    if dataset.kind and "files" in able and (decoder := DECODERS.get(dataset.kind)) and not installed(decoder[0]):
         if "files" in named:
             raise Unavailable(
                 f"the reader `files` needs `{decoder[1]}`, which is not installed", hint=f"pip install {decoder[1]}"
@@ -239,7 +239,7 @@ def _choose(request: BenchRequest, wanted: Sequence[_Wanted]) -> tuple[list[str]
     skipped = {}
     for reader in asked:
         packages, extras = READERS[reader] or ((), "")
-        missing = next((package for package in packages if not _installed(package)), None)
+        missing = next((package for package in packages if not installed(package)), None)
         if missing:
             hint = f"pip install 'uc-stage[{extras}]'"
             if reader in named:
@@ -255,12 +255,6 @@ def _choose(request: BenchRequest, wanted: Sequence[_Wanted]) -> tuple[list[str]
             lack = "counts no rows" if each.rate.unit == "rows/s" else "makes no batches"
             raise InvalidRequest(f"`--require {each.text}`: the reader `raw` {lack}", hint="add `arrow` to `--readers`")
     return readers, skipped
-
-
-def _installed(package: str) -> bool:
-    # A folder that happens to have the name is found too, as a namespace without an origin.
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None
 
 
 def _judge(wanted: _Wanted, measured: Sequence[Measurement]) -> Requirement:

@@ -7,7 +7,6 @@ shared memory that is full does, costs that stage alone. The way is that of DS-A
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -19,6 +18,7 @@ from uc_stage.benchmark.ceilings import storage_limit
 from uc_stage.benchmark.changes import try_changes
 from uc_stage.benchmark.sampling import take_sample
 from uc_stage.benchmark.shares import bottleneck
+from uc_stage.extras import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -84,14 +84,14 @@ def _steps(probe: Probe, found: Found) -> Iterator[None]:
     ladder = Ladder(sample, probe.batch_size)
     found.seconds.update(ladder.decoding())
     yield
-    if _has_torch():
+    if installed("torch"):
         found.seconds.update(ladder.converting())
         yield
     worst = bottleneck(found.seconds, workers=False)
     if worst:
         found.changes = list(try_changes(probe, ladder, found.seconds, worst))
         yield
-    if _has_torch():
+    if installed("torch"):
         found.seconds["transfer"] = ladder.transfer()
         if probe.workers and bottleneck(found.seconds, workers=True) == "transfer":
             larger = Ladder(sample, probe.batch_size * 4).transfer()
@@ -208,8 +208,3 @@ def best(run: Callable[[], None]) -> float:
 def _all(values: Iterator[Any]) -> None:
     for _ in values:
         pass
-
-
-def _has_torch() -> bool:
-    spec = importlib.util.find_spec("torch")
-    return spec is not None and spec.origin is not None

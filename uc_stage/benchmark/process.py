@@ -81,7 +81,7 @@ def measure(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if followed.note == "" and not followed.final:
-            followed.note = f"the reader's process died ({_ending(process.returncode)}){_last_words(stderr)}"
+            followed.note = f"the reader's process died ({ending(process.returncode)}){_last_words(stderr)}"
     return list(measurements(job, size, followed.states, followed.memory, followed.note))
 
 
@@ -167,7 +167,8 @@ def _pump(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
     lines.put(b"")
 
 
-def _ending(code: int) -> str:
+def ending(code: int) -> str:
+    """How a process ended, by its return code."""
     return signal.Signals(-code).name if code < 0 else f"exit {code}"
 
 

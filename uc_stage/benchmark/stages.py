@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from typing import IO, TYPE_CHECKING
 
 from uc_stage.benchmark.probing import Found, Probe
+from uc_stage.benchmark.process import ending
 from uc_stage.benchmark.shares import bottleneck, rate, smaller, stages
 from uc_stage.model import Ceiling, Change, Stages
 from uc_stage.storage import cpus
@@ -121,9 +122,7 @@ def _ask(wanted: Probe) -> tuple[Found, str | None]:
             process.wait()
         found = _last(stdout)
         if note is None and process.returncode:
-            code = process.returncode
-            ended = signal.Signals(-code).name if code < 0 else f"exit {code}"
-            note = f"the process that measures the stages died ({ended})"
+            note = f"the process that measures the stages died ({ending(process.returncode)})"
         return found, found.error or note
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import shlex
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from uc_stage.errors import StageError
+from uc_stage.extras import installed
 from uc_stage.inspection import again
 from uc_stage.inspection.platform import datasets_cache
 from uc_stage.inspection.settings import MOST_LOCAL_RANKS
@@ -64,7 +64,7 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """The one that this process runs on."""
-        return cls(os.environ, _free, is_installed)
+        return cls(os.environ, _free, installed)
 
     @property
     def datasets_cache(self) -> tuple[str, str]:
@@ -182,12 +182,6 @@ class Facts:
 def counted(count: int, unit: str) -> str:
     """A number of things: `1,234 rows`, `1 row`, `1 batch`."""
     return f"{count:,} {unit}" if count != 1 else f"1 {unit.removesuffix('es' if unit.endswith('ches') else 's')}"
-
-
-def is_installed(package: str) -> bool:
-    """Whether a package can be imported; a folder that happens to have its name is none."""
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None
 
 
 def of_files(

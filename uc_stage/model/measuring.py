@@ -18,7 +18,7 @@ class BenchRequest:
         batch_sizes, workers, prefetch: the grid, of which each reader is measured over what it has.
         seconds: the longest time of one pass of one cell.
         repeats: how often each cell is measured, cold and warm.
-        step_ms: plays a training whose step takes so long against the readers that give batches.
+        step_ms: plays a training whose step takes so many milliseconds against the readers that give batches.
         world_size: so many ranks of this node read at once, each its share.
         stages: measure where the time goes, and the limits; None for where neither readers nor rates were asked for.
         save: where the report is kept.

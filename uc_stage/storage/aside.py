@@ -77,9 +77,8 @@ class _Reader:
             try:
                 self._descriptor = os.open(again, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
                 self._direct = True
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
+            except OSError:
+                # A file system refuses what it does not know by errors of several kinds; any other one comes again.
                 self._descriptor = os.open(again, os.O_RDONLY | os.O_CLOEXEC)
                 self._direct = False
         finally:
@@ -92,7 +91,7 @@ class _Reader:
             try:
                 got = os.preadv(self._descriptor, [part[done:end]], offset + done)
             except OSError as error:
-                if error.errno != errno.EINVAL or not self._direct:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP) or not self._direct:
                     raise
                 # There are file systems that open a file so, and file ends where the rest is no whole block.
                 flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
