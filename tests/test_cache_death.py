@@ -67,7 +67,7 @@ def prepare():
 
 prepare()
 whole = held(runs(copy)["path"])
-summary = {"steps": 1 - stride, "states": [], "reused": 0, "flipped": 0}
+summary = {"steps": 1 - stride, "states": [], "reused": 0, "kept": 0, "flipped": 0}
 while True:
     summary["steps"] += stride
     prepare()
@@ -84,9 +84,11 @@ while True:
     summary["states"].append(state)
     kept = sorted(path for path in glob.glob(f"{root}/partial/*/**", recursive=True) if os.path.isfile(path))
     # Beside a whole copy they are what it took over, by hard links.
-    if kept and len(summary["states"]) % 2 and state != "fresh":
-        flip(kept[0])
-        summary["flipped"] += 1
+    if kept and state != "fresh":
+        summary["kept"] += 1
+        if summary["kept"] % 2:
+            flip(kept[0])
+            summary["flipped"] += 1
     healed = runs(copy)
     summary["reused"] += healed["status"] == "done" and healed["bytes_reused"] > 0
     assert held(healed["path"]) == whole, summary["steps"]
@@ -107,8 +109,8 @@ def killed_at_each_step(source: Path, root: Path, before: str = "", stride: int 
     assert done.returncode == 0, done.stderr
     summary: dict[str, Any] = json.loads(done.stdout)
     assert summary["steps"] > 30
-    assert summary["flipped"] > 1
-    assert summary["reused"] > 1
+    assert summary["flipped"]
+    assert summary["reused"]
     return summary
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,9 @@ START_SECONDS = 180.0
 # How long a step may take beyond the time for a pass, before the reader counts as hung.
 GRACE_SECONDS = 60.0
 _END_SECONDS = 10.0
+_ANY = re.compile(r".*\S")
+# The end of a traceback.
+_RAISED = re.compile(r"[\w.]+(Error|Exception)\b")
 # So often its memory is looked at, which takes a worker a few milliseconds.
 _LOOK_SECONDS = 0.25
 
@@ -80,7 +84,10 @@ def measure(
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        if followed.note == "" and not followed.final:
+        if followed.note:
+            # A thread that ends there can be what all others wait for; warnings say nothing of that.
+            followed.note += _last_words(stderr, _RAISED)
+        elif not followed.final:
             followed.note = f"the reader's process died ({ending(process.returncode)}){_last_words(stderr)}"
     return list(measurements(job, size, followed.states, followed.memory, followed.note))
 
@@ -172,7 +179,8 @@ def ending(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit {code}"
 
 
-def _last_words(stderr: IO[bytes]) -> str:
+def _last_words(stderr: IO[bytes], kind: re.Pattern[str] = _ANY) -> str:
+    """The last line of some kind that it printed, to stand behind what is said of it."""
     stderr.seek(0)
-    lines = [line for line in stderr.read().decode(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in stderr.read().decode(errors="replace").splitlines() if kind.match(line)]
     return f": {lines[-1].strip()[:200]}" if lines else ""
