@@ -19,13 +19,13 @@ from tests.fixtures.exports import make_export
 from tests.fixtures.shell import uc_stage as command
 from tests.test_bench import Watch, big, children, is_gone
 from uc_stage.benchmark import _wants_stages, stages
-from uc_stage.benchmark.ceilings import read_at_once, storage_limit
+from uc_stage.benchmark.ceilings import read_at_once
 from uc_stage.benchmark.changes import try_changes
 from uc_stage.benchmark.probing import Ladder, Probe
 from uc_stage.benchmark.ranks import MOST_RANKS, come, meet
 from uc_stage.benchmark.sampling import Sample, take_sample
 from uc_stage.cli import measuring
-from uc_stage.errors import InvalidRequest, StageError
+from uc_stage.errors import InvalidRequest
 from uc_stage.model import (
     BenchReport,
     BenchRequest,
@@ -42,7 +42,6 @@ from uc_stage.storage import open_folder
 
 if TYPE_CHECKING:
     from tests.fixtures.s3 import Bucket
-    from tests.fixtures.volume import Volume
 
 LONG = 60.0
 ROWS = 3000
@@ -73,7 +72,7 @@ def files(folder: Path, count: int = 2, **written: Any) -> tuple[tuple[str, int,
 
 def probed(held: tuple[tuple[str, int, int], ...], scratch: Path) -> Probe:
     scratch.mkdir(exist_ok=True)
-    return Probe("TARGET", held, 100, False, str(scratch))
+    return Probe("SOURCE", held, 100, False, str(scratch))
 
 
 def ids(sample: Sample) -> list[int]:
@@ -141,87 +140,6 @@ def test_a_sample_of_an_arrow_copy_is_its_record_batches(tmp_path: Path) -> None
     assert list(try_changes(probed((), tmp_path / "s"), ladder, {"storage": 1.0, "decode": 2.0}, "decode")) == []
 
 
-# What is tried
-
-
-def test_batches_of_the_ladder_are_those_of_the_loader(tmp_path: Path) -> None:
-    ladder = Ladder(take_sample(files(tmp_path)), 1250)
-
-    batches = list(ladder.made(ladder.sample.decoded(ladder.chunk_rows)))
-
-    assert [len(batch["id"]) for batch in batches] == [1250, 1250, 1250, 1250, 1000]
-    assert batches[0]["pair"].shape == (1250, 2)
-    assert batches[0]["hole"][0] is None
-    assert set(ladder.converting()) == {"tensors", "collation"}
-
-
-def test_each_bottleneck_has_changes_that_keep_what_they_do_not_move(tmp_path: Path) -> None:
-    held = files(tmp_path)
-    ladder = Ladder(take_sample(held), 100)
-    seconds = {"storage": 1.0, "decompression": 2.0, "decode": 3.0, "tensors": 4.0, "collation": 5.0}
-    probe = probed(held, tmp_path / "scratch")
-
-    def tried(worst: str) -> dict[str, dict[str, float]]:
-        return dict(try_changes(probe, ladder, seconds, worst))
-
-    (warm,) = tried("storage").values()
-    assert 0 < warm["storage"] < 1.0
-    assert {**warm, "storage": 1.0} == seconds
-    for worst in ("decompression", "decode"):
-        arrow, plain, quick = tried(worst).values()
-        assert arrow["decompression"] == plain["decompression"] == 0.0
-        assert arrow["decode"] < 3.0
-        assert plain["storage"] > 1.0
-        assert 0 < quick["decompression"] < 2.0
-        assert plain["decode"] == quick["decode"] == 3.0
-    ((without, left),) = tried("tensors").items()
-    assert "`text`" in without or "`ragged`" in without or "`hole`" in without
-    assert left["storage"] < 1.0
-    assert left["tensors"] < 4.0
-    ((larger, after),) = tried("collation").items()
-    assert larger == "`--batch-size 400`"
-    assert (after["storage"], after["decode"]) == (1.0, 3.0)
-    assert list((tmp_path / "scratch").iterdir()) == []
-
-
-def test_one_column_cannot_be_left_out_and_what_is_not_compressed_cannot_be_changed(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"id": range(100)}), path, compression="none")
-    ladder = Ladder(take_sample([(str(path), path.stat().st_size, 100)]), 10)
-    probe = probed((), tmp_path / "scratch")
-
-    assert list(try_changes(probe, ladder, {"tensors": 1.0}, "tensors")) == []
-    assert [what for what, _ in try_changes(probe, ladder, {"storage": 1.0}, "decode")] == [
-        "`uc-stage cache TARGET --as arrow`"
-    ]
-
-
-def test_a_slow_mount_is_tried_against_the_disk_of_this_node(volume: Volume, tmp_path: Path) -> None:
-    files(Path(volume.backing))
-    held = tuple(
-        (os.path.join(volume.mount, name), os.path.getsize(os.path.join(volume.backing, name)), ROWS)
-        for name in sorted(os.listdir(volume.backing))
-    )
-    ladder = Ladder(take_sample(held), 100)
-
-    tried = dict(try_changes(probed(held, tmp_path / "scratch"), ladder, {"storage": 1.0}, "storage"))
-
-    assert next(iter(tried)) == "`uc-stage cache TARGET`: this node's disk"
-    assert all(0 < after["storage"] < 1.0 for after in tried.values())
-
-
-def test_the_limit_of_the_storage_is_read_within_its_bounds(tmp_path: Path) -> None:
-    held = files(tmp_path, 3)
-
-    rate, streams = storage_limit(held)
-    assert rate > 0
-    assert streams in (1, 4, 16)
-    assert read_at_once(held, 4, most=100) > 0
-    assert read_at_once(held, 4, seconds=0.0) == 0.0
-    with pytest.raises(StageError, match="none"):
-        storage_limit([(str(tmp_path / "none"), 10, 1)])
-
-
 # In a process of its own
 
 
@@ -271,13 +189,13 @@ def test_a_sample_of_an_object_store_is_tried_against_the_disk_of_this_node(buck
 
     assert ids(sample) == [*range(ROWS)]
     assert read_at_once(held, 4) > 0
-    assert list(tried) == ["`uc-stage cache TARGET`: this node's disk"]
+    assert list(tried) == ["`uc-stage cache SOURCE`: this node's disk"]
 
 
 def test_a_target_that_goes_away_has_a_note(tmp_path: Path) -> None:
     gone = ((str(tmp_path / "gone"), 100, 10),)
 
-    told, ceiling = stages.probe("TARGET", gone, 100, workers=False, progress=SILENT)
+    told, ceiling = stages.probe("TARGET", "SOURCE", gone, 100, workers=False, progress=SILENT)
 
     assert (told.stages, told.bottleneck, told.changes, ceiling) == ((), None, (), None)
     assert str(told.note).startswith("NotFound: ")
@@ -291,7 +209,7 @@ def test_what_kills_the_measuring_process_costs_what_it_had_not_told(
     script = f"import os, signal\nprint('''{told}''', flush=True)\nprint('{{', end='', flush=True)\n"
     monkeypatch.setattr(stages, "_COMMAND", script + "os.kill(os.getpid(), signal.SIGBUS)")
 
-    found, ceiling = stages.probe("TARGET", held, 100, workers=False, progress=SILENT)
+    found, ceiling = stages.probe("TARGET", "TARGET", held, 100, workers=False, progress=SILENT)
 
     assert found.note == "the process that measures the stages died (SIGBUS)"
     assert [(stage.name, stage.seconds_per_million_rows, stage.share) for stage in found.stages] == [
@@ -301,7 +219,7 @@ def test_what_kills_the_measuring_process_costs_what_it_had_not_told(
     assert (ceiling.decode_rows_per_second, ceiling.limit) == (None, "storage")
     monkeypatch.setattr(stages, "_COMMAND", "import time; time.sleep(60)")
     monkeypatch.setattr(stages, "PROBE_SECONDS", 0.3)
-    slow, none = stages.probe("TARGET", held, 100, workers=False, progress=SILENT)
+    slow, none = stages.probe("TARGET", "TARGET", held, 100, workers=False, progress=SILENT)
     assert slow.note == "the measurement of the stages went on for 0.3 s, and was stopped"
     assert none is None
 
@@ -321,7 +239,7 @@ def test_nothing_is_left_running_when_the_stages_are_interrupted(
     monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
     monkeypatch.setattr(stages, "_COMMAND", "import time; time.sleep(60)")
     with pytest.raises(KeyboardInterrupt):
-        stages.probe("TARGET", held, 100, workers=False, progress=SILENT)
+        stages.probe("TARGET", "TARGET", held, 100, workers=False, progress=SILENT)
 
     assert is_gone(running[0])
 

@@ -153,7 +153,9 @@ def _wants_stages(request: BenchRequest) -> bool:
 
 def _probe(dataset: Dataset, request: BenchRequest, progress: Progress) -> tuple[Stages, Ceiling | None]:
     workers = any(request.workers)
-    return probe(dataset.target, dataset.files, request.batch_sizes[0], workers=workers, progress=progress)
+    return probe(
+        dataset.target, dataset.source, dataset.files, request.batch_sizes[0], workers=workers, progress=progress
+    )
 
 
 def _named(request: BenchRequest, wanted: Sequence[_Wanted]) -> set[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from uc_stage.benchmark import pages
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -41,11 +39,6 @@ class Job:
     def rows(self) -> int:
         """Those of all files."""
         return sum(rows for _, _, rows in self.files)
-
-    @property
-    def passes(self) -> int:
-        """Those of all repeats: of a URL, nothing stays here to be read warm."""
-        return self.repeats * (2 if all(pages.is_local(path) for path, _, _ in self.files) else 1)
 
 
 @dataclass(slots=True)

@@ -23,10 +23,12 @@ class Dataset:
     Attributes:
         kind: of images, audio and text, whose rows are the samples; None for Parquet and Arrow.
         target_kind, generation: as a `MeasuredTarget` has them.
+        source: what a copy was made of; the target itself where it is none.
         row_bytes: the uncompressed bytes of a row, on average; 1 at least.
     """
 
     target: str
+    source: str
     files: tuple[tuple[str, int, int], ...]
     target_kind: str
     generation: str | None
@@ -75,7 +77,13 @@ def open_dataset(text: str, progress: Progress) -> Dataset:
     rows = sum(count for _, _, count in found)
     if not rows:
         raise NotFound(f"`{text}` holds no rows: there is nothing to measure", hint=f"uc-stage inspect {text}")
-    return Dataset(text, tuple(found), target.kind, _generation(target), row_bytes=max(1, size // rows))
+    return Dataset(
+        text, _source(target), tuple(found), target.kind, _generation(target), row_bytes=max(1, size // rows)
+    )
+
+
+def _source(target: Target) -> str:
+    return target.record.source if target.record else target.text
 
 
 def _generation(target: Target) -> str | None:
@@ -103,4 +111,4 @@ def _media(target: Target) -> Dataset | None:
         if name not in target.entries:
             raise NotFound(f"`{target.folder.locate(name)}` is not there", hint=f"uc-stage inspect {target.text}")
         files.append((target.folder.locate(name), target.entries[name].bytes, rows))
-    return Dataset(target.text, tuple(files), target.kind, _generation(target), kind)
+    return Dataset(target.text, _source(target), tuple(files), target.kind, _generation(target), kind)

@@ -34,9 +34,12 @@ _LEAST_BATCHES = 64
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What to measure: `files` are paths or URLs with their bytes and rows; `scratch` is a folder for what is tried."""
+    """What to measure: `files` are paths or URLs with their bytes and rows; `scratch` is a folder for what is tried.
 
-    target: str
+    `source` is what another copy would be made of.
+    """
+
+    source: str
     files: tuple[tuple[str, int, int], ...]
     batch_size: int
     workers: bool

@@ -63,7 +63,8 @@ def measure(
     What goes wrong there is the note of a measurement; where the cold passes do, there is no warm one. `begun` is told
     the id of its process, which leads a group of its own.
     """
-    progress.phase(f"{job.reader} {job.target}", total=size * job.passes)
+    # Time bounds a pass, so how much there is tells nothing of how long it takes.
+    progress.phase(f"{job.reader} {job.target}")
     with (
         open(os.path.join(job.scratch, f"stderr-{job.rank}"), "w+b") as stderr,
         subprocess.Popen(  # noqa: S603 - this interpreter and this package's own words

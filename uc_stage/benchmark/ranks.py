@@ -59,7 +59,7 @@ def measure_ranks(measure: Measure, job: Job, size: int, progress: Progress) -> 
 
     Where a rank has no warm measurement, since the cold one failed, there is none.
     """
-    progress.phase(f"{job.reader} {job.target}", total=size * job.passes)
+    progress.phase(f"{job.reader} {job.target}")
     running = _Running()
     with (
         tempfile.TemporaryDirectory(prefix="uc-stage-ranks-") as folder,

@@ -31,6 +31,7 @@ _COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from uc_stage.benchmark.prob
 
 def probe(
     target: str,
+    source: str,
     files: tuple[tuple[str, int, int], ...],
     batch_size: int,
     *,
@@ -41,6 +42,7 @@ def probe(
 
     Args:
         target: as it was named.
+        source: what another copy of it would be made of.
         files: its files, as paths or URLs with their bytes and rows.
         batch_size: of the batches that are cut and passed on.
         workers: whether batches come from workers, so that their transfer is on the way.
@@ -48,7 +50,7 @@ def probe(
     """
     progress.phase(f"stages {target}")
     with tempfile.TemporaryDirectory(prefix="uc-stage-bench-", ignore_cleanup_errors=True) as scratch:
-        found, note = _ask(Probe(target, files, batch_size, workers, scratch))
+        found, note = _ask(Probe(source, files, batch_size, workers, scratch))
     total_bytes, total_rows = sum(size for _, size, _ in files), sum(rows for _, _, rows in files)
     before = rate(found.seconds, workers=workers)
     changes = [Change(what, before, rate(after, workers=workers)) for what, after in found.changes]

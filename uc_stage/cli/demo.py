@@ -41,7 +41,7 @@ def run(target_bytes: int, *, quiet: bool) -> int:
         said = run_step(["export", table, f"{volume}/events", "--files", "8"], quiet=quiet)
         copy = run_step(["cache", said, "--cache-dir", cache], quiet=quiet)
         run_step(["inspect", copy, "--verify"], quiet=quiet)
-        run_step(["bench", said, copy, "--seconds", "2"], quiet=quiet)
+        run_step(["bench", said, copy, "--seconds", "1"], quiet=quiet)
     _say(f"\ndone in {duration(time.monotonic() - started)}; {folder} is removed", quiet=quiet)
     return 0
 
