@@ -175,6 +175,9 @@ def test_what_the_kernel_does_not_say_is_not_told_as_cold(tmp_path: Path, monkey
     assert first.notes == ("the kernel does not say which pages are in memory",)
     assert pages.share_present(["s3://bucket/a", str(tmp_path / "none")]) is None
     assert pages.share_present([str(tmp_path / "none")]) is None
+    # One that went away is told by whoever reads it.
+    monkeypatch.undo()
+    assert pages.share_present([files[0][0], str(tmp_path / "none")]) == pages.share_present([files[0][0]])
 
 
 # Rows that come twice

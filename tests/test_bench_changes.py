@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -97,6 +98,19 @@ def test_another_copy_is_made_of_what_a_copy_was_made_of(tmp_path: Path) -> None
     copy = uc_stage.cache(source, cache_dir=str(tmp_path / "cache"))
 
     assert [open_dataset(target, SILENT).source for target in (source, copy)] == [source, source]
+
+
+def test_a_copy_is_told_by_its_record_or_by_rows_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_export("export", files=1, rows=10)
+    as_arrow = uc_stage.cache("export", cache_dir="cache", form="arrow")
+    shutil.copytree("export", "by hand")
+    Path("other").mkdir()
+    pq.write_table(pa.table({"id": range(10)}), "other/a.parquet")
+
+    first, *others = (open_dataset(target, SILENT) for target in ("export", as_arrow, "by hand", "other"))
+
+    assert [other.is_copy_of(first) for other in others] == [True, True, False]
 
 
 def test_a_slow_mount_is_tried_against_the_disk_of_this_node(volume: Volume, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +102,46 @@ def test_what_a_later_version_adds_is_left_out_and_what_an_earlier_lacks_has_its
     assert keeping.read(str(tmp_path / "a.json"), "--compare") == here()
 
 
+@pytest.mark.parametrize("flag", ["save", "html", "compare", "baseline"])
+def test_what_is_no_file_is_refused_before_anything_is_measured(target: str, tmp_path: Path, flag: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    for name in ("pipe", "."):
+        given: Any = {flag: [str(tmp_path / name)] if flag == "compare" else str(tmp_path / name)}
+        with pytest.raises(InvalidRequest, match=f"`--{flag} .*` is no file"):
+            uc_stage.bench(target, **given)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_result_of_another_training_is_no_baseline_and_beside_it_nothing_is_compared(
+    target: str, tmp_path: Path
+) -> None:
+    kept = here()
+    file = keep(tmp_path / "a.json", kept)
+
+    for asked, named in (({"step_ms": 5.0}, "--step-ms` none then, 5 now"), ({"world_size": 2}, "1 then, 2 now")):
+        with pytest.raises(InvalidRequest, match=named):
+            uc_stage.bench(target, baseline=file, **asked)
+    played = beside.compare("a.json", replace(kept, step_ms=5.0), kept, baseline=False)
+    assert "`--step-ms` 5 then, none now" in played.notes
+    assert not played.judged
+    alone = replace(kept, step_ms=5.0)
+    with pytest.raises(InvalidRequest, match="--step-ms` none then, 5 now"):
+        uc_stage.bench(compare=[keep(tmp_path / "b.json", alone)], baseline=file)
+
+
+def test_a_table_that_nobody_reads_any_more_is_no_bug(tmp_path: Path) -> None:
+    file = keep(tmp_path / "a.json", here())
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        words = [sys.executable, "-m", "uc_stage", "bench", "--compare", file]
+        done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, check=False, timeout=60)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_only_a_kept_result_or_nothing_is_replaced(target: str, tmp_path: Path) -> None:
     mine = tmp_path / "a.json"
     mine.write_bytes(b"")
@@ -122,8 +164,6 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(
     (tmp_path / "file").write_text("text")
     with pytest.raises(InvalidRequest, match="is no folder"):
         uc_stage.bench(target, save=str(tmp_path / "file" / "a.json"))
-    with pytest.raises(Unsupported, match="is not a file"):
-        uc_stage.bench(target, html=str(tmp_path))
     with pytest.raises(InvalidRequest, match="is empty"):
         uc_stage.bench(target, html=" ")
     for two in ({"save": "x", "html": "./x"}, {"save": "x", "baseline": f"{os.getcwd()}/x"}):

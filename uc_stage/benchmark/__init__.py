@@ -113,7 +113,9 @@ def run(request: BenchRequest, progress: Progress = SILENT) -> BenchReport:
         stages=tuple(stages for stages, _ in probed),
         ceilings=ceilings,
         break_even=break_even(
-            {dataset.target: (dataset.rows, dataset.bytes) for dataset in datasets}, measurements, ceilings
+            {dataset.target: (dataset.rows, dataset.bytes) for dataset in datasets if dataset.is_copy_of(datasets[0])},
+            measurements,
+            ceilings,
         ),
     )
     return finish(request, given, report, [dataset.facts() for dataset in datasets])

@@ -28,29 +28,51 @@ class _Cell(NamedTuple):
 
 
 def compare(file: str, kept: BenchReport, report: BenchReport, *, baseline: bool) -> Comparison:
-    """Lays a kept report beside another one: in its order, then what it alone has."""
+    """Lays a kept report beside another one: in its order, then what it alone has.
+
+    Rates that another training set the pace of, or that another number of ranks reached together, are laid nowhere.
+    """
     names = _names(kept, report)
     before, now = _cells(kept, names), _cells(report, {})
+    if different := _settings(kept, report.step_ms, report.world_size):
+        before = {}
     both = dict.fromkeys([*now, *before])
     cells = [_compared(cell, before.get(cell), now.get(cell), baseline=baseline) for cell in both]
-    notes = (*_machines(kept.machine, report.machine), *_targets(kept, report, names))
+    notes = (*different, *_machines(kept.machine, report.machine), *_targets(kept, report, names))
     return Comparison(file, kept.at, baseline, notes, tuple(cells))
 
 
-def check_machine(file: str, kept: BenchReport, machine: Machine) -> None:
-    """Refuses a baseline of a machine that reads at another speed by its number of processors.
+def check_baseline(
+    file: str, kept: BenchReport, machine: Machine | None, step_ms: float | None, world_size: int
+) -> None:
+    """Refuses a baseline of a machine that reads at another speed by its number of processors, or of another training.
 
     What else differs is told with the comparison, and judged all the same: a fleet of CI has processors of several
     kinds, and a library's new version is what a baseline is there to judge.
 
     Raises:
-        InvalidRequest: it has another number of processors.
+        InvalidRequest: it has another number of processors, length of a step, or number of ranks.
     """
-    if kept.machine is not None and kept.machine.cpus != machine.cpus:
+    for difference in _settings(kept, step_ms, world_size):
+        raise InvalidRequest(
+            f"`--baseline {file}` was measured with another training: {difference}",
+            hint="measure with the same `--step-ms` and `--world-size`, or a new baseline with `--save`",
+        )
+    if machine is not None and kept.machine is not None and kept.machine.cpus != machine.cpus:
         raise InvalidRequest(
             f"`--baseline {file}` was measured with {_count(kept.machine.cpus)}, and here are {machine.cpus:,}",
             hint=f"measure a baseline here with `--save FILE`; `--compare {file}` shows this one all the same",
         )
+
+
+def _settings(kept: BenchReport, step_ms: float | None, world_size: int) -> list[str]:
+    """How a kept report's training differs from another one."""
+    pairs = (("--step-ms", kept.step_ms, step_ms), ("--world-size", kept.world_size, world_size))
+    return [
+        f"`{flag}` {'none' if then is None else f'{then:g}'} then, {'none' if here is None else f'{here:g}'} now"
+        for flag, then, here in pairs
+        if then != here
+    ]
 
 
 def _names(kept: BenchReport, report: BenchReport) -> dict[str, str]:

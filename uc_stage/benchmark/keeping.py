@@ -71,7 +71,8 @@ def check_place(file: str, flag: str, is_ours: Callable[[bytes], bool], what: st
     """Refuses a place that cannot be written, or holds what `is_ours` does not know; an empty file holds nothing.
 
     Raises:
-        InvalidRequest: another file is there. AccessDenied, Unavailable, Unsupported: as the storage says.
+        InvalidRequest: another file is there, or what is no file.
+        AccessDenied, Unavailable, Unsupported: as the storage says.
     """
     folder, name = _place(file, flag)
     found = folder.stat(name)
@@ -103,6 +104,9 @@ def _place(file: str, flag: str) -> tuple[Folder, str]:
     if not file.strip():
         raise InvalidRequest(f"`{flag}` is empty", hint="name a file")
     at = open_folder(file)
+    if isinstance(at, LocalFolder) and os.path.exists(at.url) and not os.path.isfile(at.url):
+        # A device or a pipe has no size, and must not be replaced by a file.
+        raise InvalidRequest(f"`{flag} {file}` is no file", hint="name a file")
     # Where the user names a link, what it links to is meant, wherever that is.
     above, _, name = (os.path.realpath(at.url) if isinstance(at, LocalFolder) else at.url).rpartition("/")
     return open_folder(above or "/"), name

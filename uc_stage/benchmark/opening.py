@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,11 @@ class Dataset:
     def rows(self) -> int:
         """Those of all files."""
         return sum(rows for _, _, rows in self.files)
+
+    def is_copy_of(self, other: Dataset) -> bool:
+        """Whether it holds what another one does: by its record, or as far as rows and bytes tell."""
+        recorded = self.source == (other.source if "://" in other.source else os.path.abspath(other.source))
+        return self.rows == other.rows and (recorded or self.bytes == other.bytes)
 
     def facts(self) -> MeasuredTarget:
         """What a report keeps of it."""

@@ -59,6 +59,8 @@ def share_present(paths: Sequence[str]) -> float | None:
             return None
         try:
             descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # whoever reads it tells of that
         except OSError:
             return None
         try:

@@ -24,7 +24,7 @@ def break_even(
     """What each later target with as many rows as the first one is worth, as a copy of it.
 
     Args:
-        sizes: rows and bytes of each target, the source first.
+        sizes: rows and bytes of the source, and then of its copies.
         measurements: of all of them; those that are warm do not count.
         ceilings: of those where they were measured.
     """

@@ -318,7 +318,8 @@ def _tell(out: TextIO, state: State) -> None:
 
 
 def _line(error: BaseException) -> str:
-    """An error in one line, with the last line of a worker's traceback where it brings one."""
+    """An error in one line, with the last line of a worker's traceback, or its cause, where it brings one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     said = lines[-1] if lines[0].startswith("Caught ") else f"{type(error).__name__}: {lines[0]}"
-    return said.rstrip(".: ")[:300]
+    said = said.rstrip(".: ")
+    return (f"{said}: {_line(error.__cause__)}" if error.__cause__ else said)[:300]

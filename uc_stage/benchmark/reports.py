@@ -54,8 +54,10 @@ def prepare(request: BenchRequest) -> Given:
     if not request.targets:
         file, report = kept.pop()
         alone = replace(report, requirements=(), named=(), comparisons=(), kept_in=file)
-    if judge is not None and (against := alone.machine if alone else here):
-        beside.check_machine(*judge, against)
+    if judge is not None and alone is not None:
+        beside.check_baseline(*judge, alone.machine, alone.step_ms, alone.world_size)
+    elif judge is not None:
+        beside.check_baseline(*judge, here, request.step_ms, request.world_size or 1)
     for flag, file in places:
         if flag == "--save":
             keeping.check_place(file, flag, keeping.is_kept, "kept result of bench")
@@ -69,7 +71,14 @@ def finish(
 ) -> BenchReport:
     """Adds when and where it was measured, and the comparisons; writes what is asked for."""
     if given.alone is None:
-        report = replace(report, at=now(), machine=given.machine, targets=tuple(targets))
+        report = replace(
+            report,
+            at=now(),
+            machine=given.machine,
+            targets=tuple(targets),
+            step_ms=request.step_ms,
+            world_size=request.world_size or 1,
+        )
     comparisons = [beside.compare(file, kept, report, baseline=False) for file, kept in given.kept]
     if given.baseline:
         comparisons.append(beside.compare(*given.baseline, report, baseline=True))

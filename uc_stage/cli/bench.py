@@ -137,7 +137,7 @@ def bench(
 
     request = BenchRequest(
         targets=tuple(targets or ()),
-        readers=names(readers, "--readers"),
+        readers=names(readers, "--readers", "arrow,torch"),
         batch_sizes=numbers(batch_size, "--batch-size"),
         workers=numbers(workers, "--workers"),
         prefetch=numbers(prefetch, "--prefetch"),

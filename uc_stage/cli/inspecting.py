@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from uc_stage.cli import copies
 from uc_stage.cli.text import age, amount, pairs, printable
+from uc_stage.cli.text import show as show_table
 from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:
@@ -145,7 +146,6 @@ def _piles(title: str, piles: Mapping[str, Pile]) -> list[str]:
 
 
 def _schema(report: InspectReport, above: int) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     print(f"\nschema ({amount(len(report.schema), 'columns')})")
@@ -168,11 +168,7 @@ def _schema(report: InspectReport, above: int) -> None:
         row = [f"  {field.name}", kind, *(_leaf_cells(leaves.get(field.name, [])) if leaves else ())]
         table.add_row(*(printable(cell) for cell in row))
     # Rich would fold the table to the terminal, or to 80 columns: a line that is cut by the terminal reads better.
-    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 10_000)
-    with console.capture() as captured:
-        console.print(table, overflow="ellipsis")
-    for line in captured.get().splitlines():
-        print(line.rstrip())
+    show_table(table, None if sys.stdout.isatty() else 10_000)
     if room < len(report.schema):
         print(f"  and {len(report.schema) - room:,} more: --json has them")
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from uc_stage.cli.text import printable
+from uc_stage.cli.text import show as show_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.table import Table
 
     from uc_stage.model import BenchReport, ComparedCell, Comparison
 
 
-def show(report: BenchReport, console: Console) -> None:
+def show(report: BenchReport, width: int | None) -> None:
     """Prints a table for each kept result, and what else than the speed differs."""
     for comparison in report.comparisons:
         what = "beside the baseline" if comparison.baseline else "beside"
         when = f", measured {comparison.at}" if comparison.at else ""
         print(printable(f"{what} {comparison.file}{when}"))
-        _table(comparison, console)
+        show_table(_table(comparison), width)
         for note in comparison.notes:
             print(printable(f"  {note}"))
         print()
@@ -41,7 +42,7 @@ def shortfall(report: BenchReport) -> tuple[str, str, str]:
     return "regression", message, "see the table above; where the fall is meant, keep this result as the new baseline"
 
 
-def _table(comparison: Comparison, console: Console) -> None:
+def _table(comparison: Comparison) -> Table:
     from rich.table import Table
 
     rows = [_row(cell) for cell in comparison.cells]
@@ -56,7 +57,7 @@ def _table(comparison: Comparison, console: Console) -> None:
         table.add_column(name, justify="left" if left else "right", no_wrap=name != "target", overflow="fold")
     for row in rows:
         table.add_row(*(row[name] for name in columns))
-    console.print(table)
+    return table
 
 
 def _row(cell: ComparedCell) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from uc_stage.cli import kept, whys
 from uc_stage.cli.text import duration, printable, say
+from uc_stage.cli.text import show as show_table
 from uc_stage.errors import VerificationFailed
 from uc_stage.sizes import format_size
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from uc_stage.model import BenchReport, Measurement, Requirement
 
-# Where no terminal tells its width, Rich would fold the table to 80 columns.
+# Where no terminal tells its width.
 _WIDTH = 200
 _CACHE = {True: "cold", False: "warm", None: "-"}
 _LEFT = ("reader", "cache")
@@ -59,18 +60,16 @@ def unread(report: BenchReport) -> VerificationFailed | None:
 
 def show(report: BenchReport, *, quiet: bool) -> None:
     """Prints a table for each target, with factors against the first one, and how requirements came out."""
-    from rich.console import Console
-
     if report.kept_in is not None:
         print(printable(f"kept in {report.kept_in}, measured {report.at}"))
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDTH)
+    width = None if sys.stdout.isatty() else _WIDTH
     base: dict[object, Measurement] = {}
     extra = whys.columns(report)
     columns = _columns(report.measurements, extra)
     for target in dict.fromkeys(measurement.target for measurement in report.measurements):
         print(printable(target))
         of_it = [measurement for measurement in report.measurements if measurement.target == target]
-        console.print(_table(of_it, columns, extra, base))
+        show_table(_table(of_it, columns, extra, base), width)
         for line in _notes(of_it, columns):
             print(printable(line))
         if (best := _fastest(of_it, columns)) is not None:
@@ -82,7 +81,7 @@ def show(report: BenchReport, *, quiet: bool) -> None:
         print(printable(line))
     for reader, reason in report.skipped.items():
         say(f"skipped {reader}: {reason}", quiet=quiet)
-    kept.show(report, console)
+    kept.show(report, width)
     for requirement in report.requirements:
         verdict = "met" if requirement.met else "not met"
         print(f"require {requirement.text}: {verdict}, {measured(requirement)}")
@@ -112,7 +111,8 @@ def _table(
     shown: object = None
     for one in of_it:
         cell = (one.reader, one.batch_size, one.workers, one.prefetch)
-        first = base.setdefault((*cell, one.cold), one)
+        # Its first row was to be cold, whether or not that could be told.
+        first = base.setdefault((*cell, cell == shown), one)
         values = {**_row(one, first), **dict(zip(extra, whys.cells(one, extra), strict=True))}
         # A cell's two rows, cold and warm, are read as one.
         table.add_row(*("" if cell == shown and column in _CELL else values[column] for column in columns))

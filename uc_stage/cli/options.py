@@ -57,8 +57,8 @@ Timestamp = Annotated[
 ]
 
 
-def names(text: str | None, flag: str) -> tuple[str, ...] | None:
-    """Reads a list separated by commas; a name with a comma in it stands in double quotes.
+def names(text: str | None, flag: str, such: str = "id,label") -> tuple[str, ...] | None:
+    """Reads a list separated by commas, `such` as this one; a name with a comma in it stands in double quotes.
 
     Raises:
         InvalidRequest: a name is empty or stands twice.
@@ -68,9 +68,9 @@ def names(text: str | None, flag: str) -> tuple[str, ...] | None:
     try:
         found = tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True, strict=True), []))
     except csv.Error as error:
-        raise InvalidRequest(f"`{flag}` is no list of names: {error}", hint=f"such as {flag} id,label") from None
+        raise InvalidRequest(f"`{flag}` is no list of names: {error}", hint=f"such as {flag} {such}") from None
     if not found or "" in found:
-        raise InvalidRequest(f"`{flag} {text}` holds an empty name", hint=f"separate names by commas: {flag} id,label")
+        raise InvalidRequest(f"`{flag} {text}` holds an empty one", hint=f"separate them by commas: {flag} {such}")
     if len(set(found)) != len(found):
         twice = next(name for name in found if found.count(name) > 1)
         raise InvalidRequest(f"`{flag}` names `{twice}` twice", hint="name each one once")
@@ -83,10 +83,10 @@ def numbers(text: str, flag: str) -> tuple[int, ...]:
     Raises:
         InvalidRequest: one is no number, or stands twice.
     """
-    found = names(text, flag) or ()
+    found = names(text, flag, "1,2,4") or ()
     for one in found:
         if not one.isascii() or not one.isdigit():
-            raise InvalidRequest(f"`{flag}` has `{one}` for a number", hint=f"such as {flag} 2, or {flag} 1,2,4")
+            raise InvalidRequest(f"`{flag}` has `{one}` for a number", hint=f"such as {flag} 1,2,4")
     return tuple(map(int, found))
 
 

@@ -11,6 +11,8 @@ from uc_stage.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.table import Table
+
 _SECONDS_PER_MINUTE = 60
 _SECONDS_PER_HOUR = 3600
 _HOURS_PER_DAY = 24
@@ -49,6 +51,20 @@ def pairs(rows: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(printable(f"{name:<{width}}  {value}".rstrip()))
+
+
+def show(table: Table, width: int | None) -> None:
+    """Prints a table as wide as the terminal, or as `width`: where Rich cannot ask, it would fold it to 80 columns.
+
+    By `print`: Rich itself ends the process where the reader of stdout has gone.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
+    with console.capture() as captured:
+        console.print(table, overflow="ellipsis")
+    for line in captured.get().splitlines():
+        print(line.rstrip())
 
 
 def say(message: str, *, quiet: bool) -> None:

@@ -206,6 +206,7 @@ class BenchReport:
         named: the readers that the request named.
         at: ISO 8601, when the measurements were over.
         targets: as they were then.
+        step_ms, world_size: as they were asked for.
         kept_in: the file that this report was read from, where nothing was measured.
     """
 
@@ -219,6 +220,8 @@ class BenchReport:
     at: str = ""
     machine: Machine | None = None
     targets: tuple[MeasuredTarget, ...] = ()
+    step_ms: float | None = None
+    world_size: int = 1
     comparisons: tuple[Comparison, ...] = ()
     kept_in: str | None = None
 
