@@ -10,6 +10,7 @@ copies in formats of their own. The ratio is of the medians.
 
 from __future__ import annotations
 
+import argparse
 import glob
 import importlib
 import importlib.util
@@ -227,5 +228,8 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--run"]:
         print(run(*sys.argv[2:4]))
     else:
-        given = [int(value) for value in sys.argv[1:]]
-        main(*(given or [1_000_000]), *([3] if len(given) < 2 else []))
+        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("rows", nargs="?", type=int, default=1_000_000)
+        parser.add_argument("rounds", nargs="?", type=int, default=3)
+        options = parser.parse_args()
+        main(options.rows, options.rounds)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import tempfile
 import types
 import typing
 from typing import TYPE_CHECKING, Any, Literal
@@ -84,8 +85,13 @@ def check_place(file: str, flag: str, is_ours: Callable[[bytes], bool], what: st
             above = os.path.dirname(above)
         if not os.path.isdir(above):
             raise InvalidRequest(f"`{flag} {file}`: `{above}` is no folder", hint="name another file")
-        if not os.access(above, os.W_OK | os.X_OK):
-            raise AccessDenied(f"`{flag} {file}`: nothing can be written in `{above}`", hint="name another folder")
+        try:
+            # What a folder's bits allow, a file system may still refuse.
+            tempfile.TemporaryFile(dir=above).close()
+        except OSError as error:
+            raise AccessDenied(
+                f"`{flag} {file}`: nothing can be written in `{above}`: {error.strerror}", hint="name another folder"
+            ) from None
 
 
 def write(file: str, flag: str, data: bytes) -> None:
