@@ -20,7 +20,7 @@ import uc_stage
 from tests.fixtures.exports import make_export
 from tests.fixtures.shell import uc_stage as command
 from tests.test_bench import LONG, Watch, big, children, is_gone, reader_process
-from uc_stage.benchmark import cells, pages, process, readers, recipes, usage
+from uc_stage.benchmark import cells, keys, pages, process, readers, recipes, usage
 from uc_stage.benchmark.jobs import Job, State
 from uc_stage.benchmark.keys import Keys, column_for
 from uc_stage.benchmark.outcome import measurements
@@ -216,7 +216,9 @@ def test_rows_that_every_worker_gives_are_found(tmp_path: Path, monkeypatch: pyt
     assert "1,000 rows came more often than the data holds them, told apart by `id`" in str(first.note)
 
 
-def test_values_that_the_data_holds_more_than_once_are_no_rows_that_came_twice(tmp_path: Path) -> None:
+def test_values_that_the_data_holds_more_than_once_are_no_rows_that_came_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # As of a frame that is written in parts, whose index begins at 0 in each.
     table = pa.table({"index": range(100), "word": pa.array(["a", "b"] * 50).dictionary_encode()})
     files = parquet(tmp_path, {"a.parquet": table, "b.parquet": table})
@@ -233,6 +235,12 @@ def test_values_that_the_data_holds_more_than_once_are_no_rows_that_came_twice(t
     assert surplus("index", [{"index": once}, {"index": once}, {"index": once[:30]}]) == 30
     assert surplus("word", [{"word": ["a"] * 60}, {"word": ["a"] * 45 + ["b"]}]) == 5
     assert surplus("index", [{"index": [1, 2, None]}, {"index": ["x"]}]) is None
+    # Values without end are not kept: what came behind them is not told apart.
+    monkeypatch.setattr(keys, "MOST_BYTES", 100)
+    many = Keys("index", files)
+    for _ in range(3):
+        many.add({"index": once}, 100)
+    assert (many.rows, many.surplus(LONG)) == (100, 0)
     late = Keys("index", files)
     late.add({"index": torch.tensor([1, 1, 1])}, 3)
     assert late.surplus(-1.0) is None
@@ -429,6 +437,34 @@ def test_a_repeat_that_fails_is_what_is_told_and_the_others_rates_are_kept() -> 
     assert (broken.failed, broken.rows, len(broken.rates)) == (True, 1, 3)
     [short] = measurements(Job("raw", "t", job.files, 0, 0, 1.0), 10, {0: State(0, 9, 1.0, ended=True)}, {}, "")
     assert (short.failed, short.note) == (True, "9 bytes of 10")
+
+
+def test_rows_are_distinct_where_all_were_told_apart() -> None:
+    job = Job("arrow", "t", (("a.parquet", 10, 10),), 4, 0, 1.0)
+
+    for told_apart, distinct in ((10, 10), (9, None)):
+        state = State(10, 0, 1.0, 0.1, ended=True, surplus=0, told_apart=told_apart)
+        assert [one.distinct_rows for one in measurements(job, 10, {0: state}, {}, "")] == [distinct]
+
+
+def test_a_mapped_file_is_read_as_a_whole(tmp_path: Path) -> None:
+    # Three files of the same layout, which lie in the same place one after the other.
+    files = []
+    for name in "abc":
+        path = str(tmp_path / f"{name}.arrow")
+        batch = pa.record_batch({"id": np.random.default_rng(1).integers(0, 2**60, 300_000)})
+        with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        files.append((path, os.path.getsize(path), 300_000))
+    paths = [path for path, _, _ in files]
+    pages.drop(paths)
+    if pages.share_present(paths) != 0:
+        pytest.skip("this file system keeps its pages")
+
+    for _ in readers._arrow(Job("arrow", str(tmp_path), tuple(files), 1000, 0, LONG)):
+        pass
+
+    assert (pages.share_present(paths) or 0) > 0.95
 
 
 def test_two_ranges_that_overlap_are_within_noise() -> None:

@@ -71,11 +71,13 @@ def test_break_even_takes_the_fastest_reader_of_both_and_the_source_rate_at_hand
     sizes = {"source": (100, 1000), "copy": (100, 1200), "other": (99, 1000)}
     measured = [
         MADE,
-        replace(MADE, reader="hf", rows_per_second=1.0),
+        # What counts is neither what `hf` built of both, nor what was in memory already.
+        replace(MADE, reader="hf", rows_per_second=1000.0),
+        replace(MADE, rows_per_second=9000.0, warm=True),
         replace(MADE, reader="torch", rows_per_second=900.0, failed=True),
         replace(MADE, target="copy", rows_per_second=100.0),
         replace(MADE, target="copy", reader="torch", rows_per_second=900.0),
-        replace(MADE, target="copy", reader="hf", rows_per_second=2.0),
+        replace(MADE, target="copy", reader="hf", rows_per_second=2000.0),
         replace(MADE, target="other"),
     ]
     [one] = break_even(sizes, measured, [])
@@ -150,19 +152,19 @@ def test_ranks_share_their_processors_and_have_the_memory_of_the_largest_worker(
     other = replace(other, rows_per_second=25.0)
     whole = together([told, other], 200, 2000)
 
-    assert (whole.cpu_seconds, whole.worker_bytes, whole.distinct_rows, whole.cold) == (3.0, 30, 199, True)
+    assert (whole.cpu_seconds, whole.worker_bytes, whole.distinct_rows, whole.cold) == (3.0, 30, None, True)
     # The slowest one's repeats, at the rate of all.
     assert whole.rates == (whole.rows_per_second, 2 * (whole.rows_per_second or 0.0))
-    assert together([told, replace(other, cold=None, distinct_rows=None)], 200, 2000).cold is None
-    assert together([told, replace(other, distinct_rows=None)], 200, 2000).distinct_rows is None
+    assert together([told, replace(other, cold=None)], 200, 2000).cold is None
 
 
 def test_a_rate_is_a_part_of_the_limit_but_that_of_a_played_training() -> None:
     raw = replace(MADE, reader="raw", rows_per_second=None)
-    measured = [MADE, raw, replace(MADE, wait_share=0.1), replace(MADE, target="copy")]
+    built = replace(MADE, reader="hf")
+    measured = [MADE, raw, replace(MADE, wait_share=0.1), replace(MADE, target="copy"), built]
 
-    assert [one.limit_share for one in with_limits(measured, [CEILING])] == [0.5, 0.5, None, None]
-    assert [one.limit_share for one in with_limits(measured, [])] == [None] * 4
+    assert [one.limit_share for one in with_limits(measured, [CEILING])] == [0.5, 0.5, None, None, None]
+    assert [one.limit_share for one in with_limits(measured, [])] == [None] * 5
 
 
 def test_a_played_training_waits_for_what_comes_later_than_its_step() -> None:

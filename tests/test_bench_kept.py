@@ -130,6 +130,21 @@ def test_a_result_of_another_training_is_no_baseline_and_beside_it_nothing_is_co
         uc_stage.bench(compare=[keep(tmp_path / "b.json", alone)], baseline=file)
 
 
+def test_passes_are_compared_by_their_turn_whatever_the_pages_were(tmp_path: Path) -> None:
+    def passes(*rates: float, cold: tuple[bool | None, bool | None]) -> BenchReport:
+        first, second = (replace(measurement("arrow", rate), cold=seen) for rate, seen in zip(rates, cold, strict=True))
+        return report(first, replace(second, warm=True))
+
+    kept = passes(1000.0, 5000.0, cold=(True, None))
+
+    for cold in ((None, False), (True, False), (None, None)):
+        now = beside.compare("a.json", kept, passes(500.0, 5000.0, cold=cold), baseline=True)
+        assert [(cell.warm, cell.factor, cell.regressed) for cell in now.cells] == [
+            (False, 0.5, True),
+            (True, 1, False),
+        ]
+
+
 def test_a_table_that_nobody_reads_any_more_is_no_bug(tmp_path: Path) -> None:
     file = keep(tmp_path / "a.json", here())
     read, write = os.pipe()
@@ -284,11 +299,6 @@ def test_the_only_target_of_each_is_the_same_wherever_it_lies() -> None:
     assert len(beside.compare("a", two, report(measurement("arrow", 1.0, "/c")), baseline=False).cells) == 3
 
 
-def test_where_cold_and_warm_cannot_be_told_apart_the_first_ones_are_compared() -> None:
-    kept, now = (report(measurement("arrow", first), measurement("arrow", 9.0)) for first in (1.0, 2.0))
-    assert [cell.factor for cell in beside.compare("a", kept, now, baseline=False).cells] == [2.0]
-
-
 def test_what_else_differs_is_told() -> None:
     kept = report(measurement("arrow", 1.0))
     [old] = kept.targets
@@ -361,8 +371,8 @@ def test_each_cell_has_a_verdict(then: dict[str, Any], now: dict[str, Any], verd
 
 
 def test_cold_and_warm_and_other_settings_are_cells_of_their_own() -> None:
-    kept = report(measurement("torch", 1.0, cold=True), measurement("torch", 2.0, cold=False, workers=2, prefetch=4))
-    now = report(measurement("torch", 1.0, cold=False), measurement("torch", 2.0, cold=False, workers=2, prefetch=2))
+    kept = report(measurement("torch", 1.0), measurement("torch", 2.0, workers=2, prefetch=4))
+    now = report(measurement("torch", 1.0, warm=True), measurement("torch", 2.0, workers=2, prefetch=2))
     found = beside.compare("a", kept, now, baseline=True)
     assert [cell.verdict for cell in found.cells] == ["only now"] * 2 + ["only then"] * 2
     assert not found.judged

@@ -67,9 +67,9 @@ def run(request: BenchRequest, progress: Progress = SILENT) -> BenchReport:
     """Measures each cell of each reader over each target, one after the other: cold, and then warm.
 
     A reader that fails on the data, or hangs, has a measurement with a note, and the others go on. Requirements are
-    judged on the last target, by what was measured cold where anything was: one without a reader by the fastest cell
-    of any reader but `raw`, which is a ceiling and not what training gets; `raw` counts where it is the only one, and
-    where the requirement names it.
+    judged on the last target, by the passes that were to be cold: one without a reader by the fastest cell of any
+    reader but `raw`, which is a ceiling and not what training gets, and `hf`, which reads an Arrow copy of its own;
+    these count where there is no other one, and where the requirement names them.
 
     Kept reports are read and checked before anything is measured. Without a target, the last one that `compare` names
     stands in for the measured one.
@@ -271,9 +271,10 @@ def _judge(wanted: _Wanted, measured: Sequence[Measurement]) -> Requirement:
 
     candidates = [each for each in measured if wanted.reader in (None, each.reader)]
     if wanted.reader is None:
-        candidates = [each for each in candidates if each.reader != "raw"] or candidates
-    # The first epoch is a cold one; where no page could be dropped, both count.
-    candidates = [each for each in candidates if each.cold is not False] or candidates
+        # `raw` makes no batches, and `hf` reads the Arrow copy that it built.
+        candidates = [each for each in candidates if each.reader not in ("raw", "hf")] or candidates
+    # The first epoch is a cold one.
+    candidates = [each for each in candidates if not each.warm]
     if wanted.rate.unit == "share":
         return judge_stall(wanted.text, wanted.rate.value, candidates)
     best = max(candidates, key=value)

@@ -24,7 +24,7 @@ class _Cell(NamedTuple):
     batch_size: int
     workers: int
     prefetch: int
-    cold: bool | None
+    warm: bool
 
 
 def compare(file: str, kept: BenchReport, report: BenchReport, *, baseline: bool) -> Comparison:
@@ -83,16 +83,12 @@ def _names(kept: BenchReport, report: BenchReport) -> dict[str, str]:
 
 
 def _cells(report: BenchReport, names: dict[str, str]) -> dict[_Cell, Measurement]:
-    """The measurements by cell: where cold and warm could not be told apart, the first one, which was to be cold."""
-    found: dict[_Cell, Measurement] = {}
-    for one in report.measurements:
-        found.setdefault(_cell(one, names), one)
-    return found
+    return {_cell(one, names): one for one in report.measurements}
 
 
 def _cell(one: Measurement, names: dict[str, str]) -> _Cell:
     target = names.get(one.target, one.target)
-    return _Cell(target, one.reader, one.batch_size, one.workers, one.prefetch, one.cold)
+    return _Cell(target, one.reader, one.batch_size, one.workers, one.prefetch, one.warm)
 
 
 def _compared(cell: _Cell, kept: Measurement | None, now: Measurement | None, *, baseline: bool) -> ComparedCell:
@@ -102,7 +98,8 @@ def _compared(cell: _Cell, kept: Measurement | None, now: Measurement | None, *,
         by_rows = kept.rows_per_second is not None and (now.rows_per_second is not None or now.failed)
         before, after = _speed(kept, by_rows=by_rows), 0.0 if now.failed else _speed(now, by_rows=by_rows)
         factor = after / before if before else None
-        within = None if now.failed else _within_noise(kept, now)
+        apart = None if now.failed else now.differs_from(kept)
+        within = None if apart is None else not apart
         slower = factor is not None and factor < 1 - TOLERANCE
         regressed = baseline and slower and within is not True
     return ComparedCell(
@@ -119,13 +116,6 @@ def _compared(cell: _Cell, kept: Measurement | None, now: Measurement | None, *,
 
 def _speed(one: Measurement, *, by_rows: bool) -> float:
     return (one.rows_per_second or 0.0) if by_rows else one.bytes_per_second
-
-
-def _within_noise(kept: Measurement, now: Measurement) -> bool | None:
-    """Whether one repeat of the slower is as fast as one of the faster; None where there is but one of either."""
-    if min(len(kept.rates), len(now.rates)) < 2:  # noqa: PLR2004 - one has no range
-        return None
-    return max(kept.rates) >= min(now.rates) and max(now.rates) >= min(kept.rates)
 
 
 def _machines(kept: Machine | None, now: Machine | None) -> list[str]:

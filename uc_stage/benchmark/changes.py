@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from uc_stage.benchmark.sampling import opened
+from uc_stage.storage import space_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,7 +39,7 @@ def try_changes(probe: Probe, ladder: Ladder, seconds: Mapping[str, float], wors
 def _storage(probe: Probe, ladder: Ladder, seconds: Mapping[str, float]) -> Iterator[Tried]:
     sample = ladder.sample
     data = [piece.memory[group.start : group.stop] for piece in sample.pieces for group in piece.groups]
-    if _is_elsewhere(sample.pieces[0].path, probe.scratch):
+    if _is_elsewhere(sample.pieces[0].path, probe.scratch) and not space_at(probe.scratch).in_memory:
         local = _read_from_disk(data, probe.scratch) / sample.rows
         yield f"`uc-stage cache {probe.source}`: this node's disk", {**seconds, "storage": local}
     if "://" not in sample.pieces[0].path:
@@ -71,7 +72,8 @@ def _as_arrow(probe: Probe, ladder: Ladder, seconds: Mapping[str, float]) -> Ite
 
     from uc_stage.benchmark.probing import best
 
-    if ladder.sample.pieces[0].metadata is None:
+    # Without a disk to read it from, nothing is told of one.
+    if ladder.sample.pieces[0].metadata is None or space_at(probe.scratch).in_memory:
         return
     batches = ladder.sample.decoded(ladder.chunk_rows)
     rows = sum(batch.num_rows for batch in batches)

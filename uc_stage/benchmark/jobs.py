@@ -49,8 +49,10 @@ class State:
         number: of the pass; cold and warm ones take turns.
         first: when the first batch was there.
         ended: whether the reader came to its end.
-        done: whether the pass is over; `final` whether all are, and no other state follows.
-        cold: as a `Measurement` has it.
+        read: whether all was read that is to be; `done` whether the pass is over, with what is counted afterwards;
+            `final` whether all passes are, and no other state follows.
+        warm, cold: as a `Measurement` has them.
+        told_apart: the rows among which those that came too often, `surplus`, were looked for.
         expected: the rows of an epoch, where the reader reads less than the target.
     """
 
@@ -62,6 +64,7 @@ class State:
     final: bool = False
     error: str | None = None
     number: int = 0
+    read: bool = False
     done: bool = False
     warm: bool = False
     cold: bool | None = None
@@ -70,6 +73,7 @@ class State:
     p99: float | None = None
     cpu: float | None = None
     surplus: int | None = None
+    told_apart: int = 0
     key: str | None = None
     expected: int | None = None
     wait_share: float | None = None

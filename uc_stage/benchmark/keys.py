@@ -6,6 +6,7 @@ need hold each value once: a value counts as given too often where it came more 
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 # The rows of which the values are kept, at most: those of a training that reads for long would not fit.
 MOST_ROWS = 4_000_000
+MOST_BYTES = 128 * 1024**2
 # So many rows of the first file decide on the column.
 _SAMPLE_ROWS = 8192
 _COUNTED_ROWS = 1_000_000
@@ -51,16 +53,18 @@ class Keys:
         self.column = column
         self._files = files
         self._kept: list[Any] = []
-        self.rows = 0
+        self.rows = self._bytes = 0
 
     def add(self, batch: Any, rows: int) -> None:
         """Keeps the values of a batch: a dict of tensors or lists, or a `pyarrow.RecordBatch`."""
-        if self.column is None or self.rows + rows > MOST_ROWS:
+        if self.column is None or self.rows + rows > MOST_ROWS or self._bytes > MOST_BYTES:
             return
         values = batch[self.column]
         # A tensor may be a view of the whole batch, in memory that workers share with few open files.
         self._kept.append(values.clone() if hasattr(values, "clone") else values)
         self.rows += rows
+        # Of a list, the first text stands for all: to ask each one would cost a part of what is measured.
+        self._bytes += getattr(values, "nbytes", 0) or sys.getsizeof(values[0]) * rows
 
     def surplus(self, seconds: float) -> int | None:
         """The rows, of those kept, that came more often than the files hold their values.

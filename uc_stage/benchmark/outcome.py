@@ -70,15 +70,24 @@ def _measurement(
         batch_size=job.batch_size,
         workers=job.workers,
         prefetch=job.prefetch,
+        warm=state.warm,
         cold=state.cold,
         rates=tuple(_rate(job, passes[index]) for index in range(len(passes)) if not wrong[index]),
         batch_p50_seconds=state.p50,
         batch_p99_seconds=state.p99,
         cpu_seconds=state.cpu,
         worker_bytes=memory.get(state.number),
-        distinct_rows=None if rows is None or state.surplus is None else rows - state.surplus,
+        distinct_rows=None
+        if rows is None or state.surplus is None or state.told_apart < rows
+        else rows - state.surplus,
         wait_share=state.wait_share,
     )
+
+
+def _distinct(rows: int | None, state: State) -> int | None:
+    if rows is None or state.surplus is None or state.told_apart < rows:
+        return None
+    return rows - state.surplus
 
 
 def _rate(job: Job, state: State) -> float:

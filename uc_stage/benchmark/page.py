@@ -261,7 +261,7 @@ def _compared(cell: ComparedCell) -> dict[str, str]:
         "workers": str(cell.workers),
         "batch": _whole(cell.batch_size or None),
         "prefetch": _whole(cell.prefetch or None),
-        "pages": _WORDS[cell.cold],
+        "pages": _WORDS[not cell.warm],
         "rows/s then": number(cell.kept_rows_per_second, ",.0f"),
         "rows/s now": number(cell.rows_per_second, ",.0f"),
         "MB/s then": number(cell.kept_bytes_per_second, ",.1f", 1e6),

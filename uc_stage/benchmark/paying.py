@@ -28,8 +28,8 @@ def break_even(
         measurements: of all of them; those that are warm do not count.
         ceilings: of those where they were measured.
     """
-    # What was read from memory tells nothing of where it lies.
-    measurements = [one for one in measurements if one.cold is not False]
+    # What was read from memory tells nothing of where it lies, and `hf` reads an Arrow copy of its own of either.
+    measurements = [one for one in measurements if not one.warm and one.reader != "hf"]
     (source, (rows, size)), *others = sizes.items()
     found = []
     for copy, (held, _) in others:

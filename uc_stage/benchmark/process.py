@@ -116,15 +116,18 @@ def _follow(process: subprocess.Popen[bytes], job: Job, size: int, progress: Pro
         process.stdin.write(json.dumps(asdict(job)).encode())
     followed = _Followed()
     shown = 0
-    step: tuple[int, bool] | None = None
+    step: tuple[int, bool, bool] | None = None
+    next_look = 0.0
     # What `datasets` builds is made to fit the time of a pass.
     deadline = time.monotonic() + START_SECONDS + (job.seconds if job.reader == "hf" and START_SECONDS else 0)
     while True:
         left = deadline - time.monotonic()
+        if time.monotonic() >= next_look:
+            _look(process.pid, step, followed)
+            next_look = time.monotonic() + _LOOK_SECONDS
         try:
             line = lines.get(timeout=max(0.0, min(left, _LOOK_SECONDS)))
         except queue.Empty:
-            _look(process.pid, step, followed)
             if left > 0:
                 continue
             if not followed.final:
@@ -141,8 +144,8 @@ def _follow(process: subprocess.Popen[bytes], job: Job, size: int, progress: Pro
         shown = max(shown, over)
         if state.final:
             deadline = time.monotonic() + _END_SECONDS
-        elif step != (state.number, state.done):
-            step = state.number, state.done
+        elif step != (state.number, state.read, state.done):
+            step = state.number, state.read, state.done
             # One of several ranks waits for the others as well.
             deadline = time.monotonic() + job.seconds * min(job.world_size, 2) + GRACE_SECONDS
         elif state.first == state.seconds:
@@ -150,7 +153,7 @@ def _follow(process: subprocess.Popen[bytes], job: Job, size: int, progress: Pro
             _look(process.pid, step, followed)
 
 
-def _look(pid: int, step: tuple[int, bool] | None, followed: _Followed) -> None:
+def _look(pid: int, step: tuple[int, bool, bool] | None, followed: _Followed) -> None:
     """Notes how much memory the largest worker has, while a pass goes on."""
     if step is None or step[1]:
         return

@@ -87,8 +87,9 @@ def measure_ranks(measure: Measure, job: Job, size: int, progress: Progress) -> 
 def together(ranks: Sequence[Measurement], total_rows: int, total_bytes: int) -> Measurement:
     """The measurements of all ranks as one: rows and bytes are those of all, times are those of the slowest rank.
 
-    So are its other figures: a training waits for its slowest rank at each step. The time of the processors and the
-    distinct rows are those of all, and the memory that of the largest worker.
+    So are its other figures: a training waits for its slowest rank at each step. The time of the processors is that of
+    all, and the memory that of the largest worker. That no row came in two ranks nobody can tell: there are no distinct
+    rows.
     """
     slowest = max(ranks, key=lambda rank: (rank.failed, rank.wait_share or 0.0, rank.seconds))
     seconds = max(rank.seconds for rank in ranks)
@@ -108,7 +109,6 @@ def together(ranks: Sequence[Measurement], total_rows: int, total_bytes: int) ->
     own = slowest.bytes_per_second if rows is None else slowest.rows_per_second
     cpu = [rank.cpu_seconds for rank in ranks if rank.cpu_seconds is not None]
     memory = [rank.worker_bytes for rank in ranks if rank.worker_bytes is not None]
-    distinct = [rank.distinct_rows for rank in ranks if rank.distinct_rows is not None]
     return replace(
         slowest,
         rows=rows,
@@ -125,7 +125,7 @@ def together(ranks: Sequence[Measurement], total_rows: int, total_bytes: int) ->
         rates=tuple(each * rate / own for each in slowest.rates) if own else slowest.rates,
         cpu_seconds=sum(cpu) if cpu else None,
         worker_bytes=max(memory, default=None),
-        distinct_rows=sum(distinct) if len(distinct) == len(ranks) else None,
+        distinct_rows=None,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import mmap
 import os
 import sys
 import time
@@ -23,6 +24,8 @@ from uc_stage.benchmark.jobs import Job, State
 from uc_stage.benchmark.keys import Keys, column_for
 from uc_stage.benchmark.playing import Waits, played
 from uc_stage.benchmark.ranks import meet
+from uc_stage.benchmark.sampling import opened
+from uc_stage.ipc import is_stream_name
 from uc_stage.loaders.arrow import share
 from uc_stage.storage import open_folder
 
@@ -108,6 +111,8 @@ def _see_pages(job: Job, state: State, limit: tuple[int, int] | None) -> None:
             state.notes += (f"not cold: {there:.0%} of the pages could not be dropped",)
         return
     read = 1.0 if limit is None else limit[0] / max(1, job.rows) or limit[1] / max(1, _size(job))
+    # The other ranks read as much.
+    read = min(1.0, read * job.world_size)
     state.cold = False if there >= _STILL_WARM * read else None
     if state.cold is None:
         state.notes += (f"not warm: {there:.0%} of the pages stayed in memory",)
@@ -121,7 +126,6 @@ def _measure(job: Job, state: State, limit: tuple[int, int] | None, tell: Tell) 
     plays = job.step_seconds > 0 and job.reader != "raw"
     steps = played(reading, job.step_seconds, waits) if plays else reading
     used = usage.cpu_seconds()
-    state.ended = True
     with closing(reading):
         started = told = last = time.perf_counter()
         for rows, size, batch in steps:
@@ -137,19 +141,22 @@ def _measure(job: Job, state: State, limit: tuple[int, int] | None, tell: Tell) 
             else:
                 gaps.append(waits.latest if plays else now - last)
             if state.seconds >= job.seconds or (limit and state.rows >= limit[0] and state.bytes >= limit[1]):
-                state.ended = False
                 break
             if now - told >= _TELL_SECONDS:
                 told = now
                 tell(state)
             last = time.perf_counter()
-        if state.ended:
+        else:
+            state.ended = True
             state.seconds = time.perf_counter() - started
         # Before its workers end: that of those which nobody waits for is told by none who lives.
         state.cpu = usage.cpu_seconds() - used
     if job.reader != "raw" and gaps:
         state.p50, state.p99 = _percentiles(gaps)
+    state.read = True
+    tell(state)
     state.surplus = keys.surplus(job.seconds)
+    state.told_apart = keys.rows
     if state.surplus is None:
         state.key = None
     del steps, reading, keys
@@ -185,6 +192,8 @@ def _warm_up(job: Job) -> None:
     if job.reader in ("hf", "hf-stream"):
         recipes.quieten()
     if job.reader == "raw":
+        # What a URL needs is imported as its first file is opened.
+        opened(job.files[0][0]).close()
         return
     if job.kind:
         next(_files(replace(job, batch_size=1, workers=0, prefetch=0, rank=0, world_size=1)))
@@ -218,8 +227,26 @@ def _arrow(job: Job) -> Steps:
     from uc_stage.loaders.arrow import batches
 
     parts = share([(path, rows) for path, _, rows in job.files], job.rank, job.world_size)
+    mapped = is_stream_name(job.files[0][0])
+    held: list[Any] = []
     for batch in batches(parts, job.batch_size):
+        if mapped:
+            held = _touch(batch, held)
         yield batch.num_rows, 0, batch
+
+
+def _touch(batch: Any, held: list[Any]) -> list[Any]:
+    """Reads what a batch maps, unless it is a further part of what is held: a mapped file is read where it is touched.
+
+    Gives what is to be held: as long as it is, no other batch can lie where it does.
+    """
+    import numpy as np
+
+    buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None and buffer.size]
+    if [buffer.address for buffer in buffers] != [buffer.address for buffer in held]:
+        for buffer in buffers:
+            np.frombuffer(buffer, np.uint8)[:: mmap.PAGESIZE].max()
+    return buffers
 
 
 def _hf(job: Job) -> Steps:

@@ -85,12 +85,15 @@ def probe(
 
 
 def with_limits(measurements: Sequence[Measurement], ceilings: Sequence[Ceiling]) -> tuple[Measurement, ...]:
-    """Measurements with their rate as a part of the limit; a played training goes at its own pace, and has none."""
+    """Measurements with their rate as a part of the limit; a played training goes at its own pace, and has none.
+
+    Nor has `hf`, which reads an Arrow copy that it built.
+    """
     of = {ceiling.target: ceiling for ceiling in ceilings}
 
     def judged(one: Measurement) -> Measurement:
         ceiling = of.get(one.target)
-        if ceiling is None or one.wait_share is not None:
+        if ceiling is None or one.wait_share is not None or one.reader == "hf":
             return one
         if one.rows_per_second is None:
             return replace(one, limit_share=one.bytes_per_second / ceiling.storage_bytes_per_second)

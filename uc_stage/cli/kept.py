@@ -70,7 +70,7 @@ def _row(cell: ComparedCell) -> dict[str, str]:
         "workers": str(cell.workers),
         "batch": f"{cell.batch_size:,}" if cell.batch_size else "-",
         "prefetch": str(cell.prefetch or "-"),
-        "pages": "-" if cell.cold is None else "cold" if cell.cold else "warm",
+        "pages": "warm" if cell.warm else "cold",
         "rows/s then": number(cell.kept_rows_per_second, ",.0f"),
         "rows/s now": number(cell.rows_per_second, ",.0f"),
         "MB/s then": number(cell.kept_bytes_per_second, ",.1f", 1e6),

@@ -111,8 +111,7 @@ def _table(
     shown: object = None
     for one in of_it:
         cell = (one.reader, one.batch_size, one.workers, one.prefetch)
-        # Its first row was to be cold, whether or not that could be told.
-        first = base.setdefault((*cell, cell == shown), one)
+        first = base.setdefault((*cell, one.warm), one)
         values = {**_row(one, first), **dict(zip(extra, whys.cells(one, extra), strict=True))}
         # A cell's two rows, cold and warm, are read as one.
         table.add_row(*("" if cell == shown and column in _CELL else values[column] for column in columns))
@@ -180,7 +179,7 @@ def _fastest(of_it: Sequence[Measurement], columns: Sequence[str]) -> str | None
     if not {"batch", "workers", "prefetch"} & set(columns):
         return None
     judged = [one for one in of_it if one.rows_per_second and not one.failed]
-    judged = [one for one in judged if one.cold is not False] or judged
+    judged = [one for one in judged if not one.warm] or judged
     if not judged:
         return None
     best = max(judged, key=lambda one: one.rows_per_second or 0.0)

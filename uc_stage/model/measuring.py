@@ -52,6 +52,7 @@ class Measurement:
 
     Attributes:
         batch_size, workers, prefetch: the cell; 0 for what the reader has none of.
+        warm: whether it is of the passes that read once more what the cold ones before them have read.
         cold: whether no page of the files was in memory when it began; False where those were that it read. None where
             that could not be told, or pages could not be dropped.
         rates: of each repeat, in rows a second, or bytes where rows are not counted. All else is of the median one.
@@ -60,7 +61,8 @@ class Measurement:
         cpu_seconds: of the reader and its workers.
         worker_bytes: the most memory that a worker had, or the reader where it has none, as sampled: what is its own
             and its share of what is shared (PSS), without the pages of files that it maps.
-        distinct_rows: the rows, without those that came more often than the data holds them.
+        distinct_rows: the rows, without those that came more often than the data holds them; None where not every row
+            could be told apart, or several ranks read.
         wait_share: the part of a played training in which it waits for batches, 0 to 1; None where none was played.
         limit_share: the rate, as a part of what the storage and the processors can do at most; above 1 from memory.
     """
@@ -79,6 +81,7 @@ class Measurement:
     batch_size: int = 0
     workers: int = 0
     prefetch: int = 0
+    warm: bool = False
     cold: bool | None = None
     rates: tuple[float, ...] = ()
     batch_p50_seconds: float | None = None
@@ -155,7 +158,7 @@ class ComparedCell:
     batch_size: int
     workers: int
     prefetch: int
-    cold: bool | None
+    warm: bool
     kept_rows_per_second: float | None
     rows_per_second: float | None
     kept_bytes_per_second: float | None
