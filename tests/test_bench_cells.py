@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -344,17 +343,18 @@ def test_hf_is_left_out_where_its_copy_has_no_room(tmp_path: Path, monkeypatch: 
 def test_processor_time_and_memory_are_those_of_the_workers_too() -> None:
     code = "import sys; data = b'x' * 50_000_000; n = sum(range(3_000_000)); print(flush=True); sys.stdin.read()"
     before = usage.cpu_seconds()
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout
-        child.stdout.readline()
+    # Below a shell: this process may have other children, and larger ones.
+    words = ["sh", "-c", '"$@"; true', "sh", sys.executable, "-c", code]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
+        assert shell.stdout
+        shell.stdout.readline()
         alive = usage.cpu_seconds() - before
-        largest = usage.largest(os.getpid())
-        assert child.pid in usage.descendants(os.getpid())
-        child.communicate(timeout=60)
+        [worker] = usage.descendants(shell.pid)
+        sizes = [usage.largest(shell.pid), usage.largest(worker)]
+        assert {shell.pid, worker} <= set(usage.descendants(os.getpid()))
+        shell.communicate(timeout=60)
     assert 0.01 < alive <= usage.cpu_seconds() - before + 0.02
-    assert largest is not None
-    assert 50_000_000 < largest < 250_000_000
-    assert usage.largest(os.getpid()) == pytest.approx(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, rel=1)
+    assert all(size is not None and 50_000_000 < size < 250_000_000 for size in sizes)
     assert usage.largest(2**22 + 1) is None
 
 
