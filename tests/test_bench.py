@@ -62,7 +62,7 @@ class Watch:
         self._then: Callable[[], None] | None = then
         self._reading = False
 
-    def phase(self, name: str, *, total: int | None = None, unit: str = "bytes") -> None:  # noqa: ARG002 - unused
+    def phase(self, name: str, **_: object) -> None:
         self._reading = name.startswith(("raw ", "arrow ", "hf ", "hf-stream ", "torch "))
 
     def advance(self, amount: int) -> None:

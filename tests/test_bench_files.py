@@ -19,6 +19,8 @@ from uc_stage.errors import InvalidRequest, NotFound, Unavailable
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from uc_stage.loaders.samples import Kind
+
 
 @pytest.fixture
 def images(tmp_path: Path) -> str:
@@ -67,7 +69,8 @@ def test_audio_and_text_are_samples_too(tmp_path: Path) -> None:
         soundfile.write(tmp_path / "sound" / f"{number}.wav", np.zeros(100 + number), 8000)
         (tmp_path / "text" / f"{number}.txt").write_text("word")
 
-    for kind, name, end in (("audio", "sound", "wav"), ("text", "text", "txt")):
+    both: tuple[tuple[Kind, str, str], ...] = (("audio", "sound", "wav"), ("text", "text", "txt"))
+    for kind, name, end in both:
         files = tuple((f"{tmp_path}/{name}/{number}.{end}", 10, 1) for number in range(3))
         told = passes(Job("files", str(tmp_path / name), files, 2, 0, LONG, kind=kind))
         assert [(state.rows, state.surplus, state.error) for state in told.values()] == [(3, 0, None)] * 2

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from uc_stage.loaders.samples import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class Job:
     scratch: str = ""
     prefetch: int = 0
     repeats: int = 1
-    kind: str | None = None
+    kind: Kind | None = None
     row_bytes: int = 1
     mapped: tuple[str, ...] = ()
     rank: int = 0

@@ -77,9 +77,7 @@ def _measurement(
         batch_p99_seconds=state.p99,
         cpu_seconds=state.cpu,
         worker_bytes=memory.get(state.number),
-        distinct_rows=None
-        if rows is None or state.surplus is None or state.told_apart < rows
-        else rows - state.surplus,
+        distinct_rows=_distinct(rows, state),
         wait_share=state.wait_share,
     )
 

@@ -119,7 +119,7 @@ def _follow(process: subprocess.Popen[bytes], job: Job, size: int, progress: Pro
     step: tuple[int, bool, bool] | None = None
     next_look = 0.0
     # What `datasets` builds is made to fit the time of a pass.
-    deadline = time.monotonic() + START_SECONDS + (job.seconds if job.reader == "hf" and START_SECONDS else 0)
+    deadline = time.monotonic() + START_SECONDS + (job.seconds if job.reader == "hf" else 0)
     while True:
         left = deadline - time.monotonic()
         if time.monotonic() >= next_look:

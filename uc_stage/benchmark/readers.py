@@ -13,10 +13,10 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from uc_stage.benchmark import pages, recipes, usage
 from uc_stage.benchmark.cells import LOADED
@@ -29,11 +29,8 @@ from uc_stage.ipc import is_stream_name
 from uc_stage.loaders.arrow import share
 from uc_stage.storage import open_folder
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
 # What a reader yields after each step: the rows and the bytes of it, and what holds the rows, where there are any.
-Steps = Iterator[tuple[int, int, Any]]
+Steps = Generator[tuple[int, int, Any], None, None]
 Tell = Callable[[State], None]
 
 _CHUNK_BYTES = 8 * 1024**2
@@ -121,7 +118,7 @@ def _see_pages(job: Job, state: State, limit: tuple[int, int] | None) -> None:
 def _measure(job: Job, state: State, limit: tuple[int, int] | None, tell: Tell) -> None:
     gaps = array("d")
     keys = Keys(state.key, () if job.kind else job.files)
-    reading: Generator[tuple[int, int, Any]] = _READERS[job.reader](job)  # type: ignore[assignment]  # all are generators
+    reading = _READERS[job.reader](job)
     waits = Waits()
     plays = job.step_seconds > 0 and job.reader != "raw"
     steps = played(reading, job.step_seconds, waits) if plays else reading
@@ -273,7 +270,7 @@ def _files(job: Job) -> Steps:
     from uc_stage.loaders.media import files
 
     # What each file is decoded to is made an array in the worker, as a transform does.
-    dataset = files(job.target, job.kind, transform=_array, labels=False)  # type: ignore[arg-type]  # passed as text
+    dataset = files(job.target, job.kind, transform=_array, labels=False)
     for batch in _loader(_Numbered(dataset, job.rank, job.world_size), job, job.batch_size, _together):
         yield len(batch[_NUMBER]), 0, batch
 

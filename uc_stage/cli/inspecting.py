@@ -8,8 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from uc_stage.cli import copies
-from uc_stage.cli.text import age, amount, pairs, printable
-from uc_stage.cli.text import show as show_table
+from uc_stage.cli.text import age, amount, pairs, printable, show_table
 from uc_stage.sizes import format_size
 
 if TYPE_CHECKING:

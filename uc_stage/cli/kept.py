@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uc_stage.cli.text import printable
-from uc_stage.cli.text import show as show_table
+from uc_stage.cli.text import printable, show_table
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -6,8 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from uc_stage.cli import kept, whys
-from uc_stage.cli.text import duration, printable, say
-from uc_stage.cli.text import show as show_table
+from uc_stage.cli.text import duration, printable, say, show_table
 from uc_stage.errors import VerificationFailed
 from uc_stage.sizes import format_size
 
@@ -46,16 +45,13 @@ def shortfall(report: BenchReport) -> tuple[str, str, str]:
 def unread(report: BenchReport) -> VerificationFailed | None:
     """What no reader could read, or one that was named could not; None where all is well."""
     failed = [one for one in report.measurements if one.failed]
-    named = next((one for one in failed if one.reader in report.named), None)
-    if named is None and len(failed) < len(report.measurements):
-        return None
-    if len(failed) == len(report.measurements):
-        message = f"no reader could read `{failed[-1].target}`: {failed[-1].note}" if failed else "nothing was measured"
-        target = failed[-1].target if failed else ""
+    if failed and len(failed) == len(report.measurements):
+        one, message = failed[-1], f"no reader could read `{failed[-1].target}`"
+    elif named := [one for one in failed if one.reader in report.named]:
+        one, message = named[0], f"the reader `{named[0].reader}` failed on `{named[0].target}`"
     else:
-        assert named
-        message, target = f"the reader `{named.reader}` failed on `{named.target}`: {named.note}", named.target
-    return VerificationFailed(message, hint=f"uc-stage inspect {target} --verify")
+        return None
+    return VerificationFailed(f"{message}: {one.note}", hint=f"uc-stage inspect {one.target} --verify")
 
 
 def show(report: BenchReport, *, quiet: bool) -> None:
@@ -147,7 +143,7 @@ def _row(one: Measurement, base: Measurement) -> dict[str, str]:
 
 def _spread(one: Measurement) -> str:
     """How far the fastest and the slowest repeat lie from the median."""
-    if len(one.rates) < 2:  # noqa: PLR2004 - one repeat has no spread
+    if not one.rates[1:]:
         return "-"
     middle = sorted(one.rates)[(len(one.rates) - 1) // 2]
     if not middle:

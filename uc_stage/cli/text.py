@@ -53,7 +53,7 @@ def pairs(rows: Sequence[tuple[str, str]]) -> None:
         print(printable(f"{name:<{width}}  {value}".rstrip()))
 
 
-def show(table: Table, width: int | None) -> None:
+def show_table(table: Table, width: int | None) -> None:
     """Prints a table as wide as the terminal, or as `width`: where Rich cannot ask, it would fold it to 80 columns.
 
     By `print`: Rich itself ends the process where the reader of stdout has gone.

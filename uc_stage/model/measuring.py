@@ -94,7 +94,7 @@ class Measurement:
 
     def differs_from(self, other: Measurement) -> bool | None:
         """Whether the ranges of two measurements' rates lie apart; None where one of them has no range."""
-        if min(len(self.rates), len(other.rates)) < 2:  # noqa: PLR2004 - one repeat has no range
+        if not (self.rates[1:] and other.rates[1:]):
             return None
         return max(self.rates) < min(other.rates) or max(other.rates) < min(self.rates)
 
