@@ -201,13 +201,20 @@ def test_a_target_that_goes_away_has_a_note(tmp_path: Path) -> None:
     assert str(told.note).startswith("NotFound: ")
 
 
+def measuring_does(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the process that measures the stages do something else."""
+    (folder / "something_else.py").write_text(f"main = int\n{script}\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(stages, "_PROBER", "something_else")
+
+
 def test_what_kills_the_measuring_process_costs_what_it_had_not_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = files(tmp_path, 1)
     told = '{"rows": 10, "bytes": 100, "seconds": {"storage": 0.5}, "storage_bytes_per_second": 1000.0}'
-    script = f"import os, signal\nprint('''{told}''', flush=True)\nprint('{{', end='', flush=True)\n"
-    monkeypatch.setattr(stages, "_COMMAND", script + "os.kill(os.getpid(), signal.SIGBUS)")
+    words = f"print('''{told}''', flush=True)\nprint('{{', end='', flush=True)"
+    measuring_does(f"import os, signal\n{words}\nos.kill(os.getpid(), signal.SIGBUS)", tmp_path, monkeypatch)
 
     found, ceiling = stages.probe("TARGET", "TARGET", held, 100, workers=False, progress=SILENT)
 
@@ -217,7 +224,7 @@ def test_what_kills_the_measuring_process_costs_what_it_had_not_told(
     ]
     assert ceiling is not None
     assert (ceiling.decode_rows_per_second, ceiling.limit) == (None, "storage")
-    monkeypatch.setattr(stages, "_COMMAND", "import time; time.sleep(60)")
+    measuring_does("import time; time.sleep(60)", tmp_path, monkeypatch)
     monkeypatch.setattr(stages, "PROBE_SECONDS", 0.3)
     slow, none = stages.probe("TARGET", "TARGET", held, 100, workers=False, progress=SILENT)
     assert slow.note == "the measurement of the stages went on for 0.3 s, and was stopped"
@@ -237,7 +244,7 @@ def test_nothing_is_left_running_when_the_stages_are_interrupted(
         return ask(process, *given, **named)
 
     monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
-    monkeypatch.setattr(stages, "_COMMAND", "import time; time.sleep(60)")
+    measuring_does("import time; time.sleep(60)", tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         stages.probe("TARGET", "TARGET", held, 100, workers=False, progress=SILENT)
 

@@ -13,7 +13,7 @@ from uc_stage.manifest import COPY_PATH, CopyRecord
 from uc_stage.parquet import is_parquet_name, read_footers
 from uc_stage.progress import SILENT
 from uc_stage.publish import read_manifest
-from uc_stage.storage import LocalFolder, open_folder
+from uc_stage.storage import LocalFolder, folder_of, open_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -124,8 +124,7 @@ def look(text: str) -> Target:
 
 
 def _file(text: str, url: str) -> Target:
-    above, _, name = url.rpartition("/")
-    folder = open_folder(above or "/")
+    folder, name = folder_of(url)
     entry = folder.stat(name)
     if entry is None:
         raise NotFound(f"`{text}` is not there", hint="it went away just now: try again")

@@ -53,9 +53,9 @@ def check_baseline(
     Raises:
         InvalidRequest: it has another number of processors, length of a step, or number of ranks.
     """
-    for difference in _settings(kept, step_ms, world_size):
+    if different := _settings(kept, step_ms, world_size):
         raise InvalidRequest(
-            f"`--baseline {file}` was measured with another training: {difference}",
+            f"`--baseline {file}` was measured with another training: {', '.join(different)}",
             hint="measure with the same `--step-ms` and `--world-size`, or a new baseline with `--save`",
         )
     if machine is not None and kept.machine is not None and kept.machine.cpus != machine.cpus:

@@ -1,4 +1,4 @@
-"""What passes between `bench` and a reader's process: the job, and what was read so far."""
+"""What passes between `bench` and a reader's process: the job, what was read so far, and what went wrong."""
 
 from __future__ import annotations
 
@@ -81,3 +81,11 @@ class State:
     key: str | None = None
     expected: int | None = None
     wait_share: float | None = None
+
+
+def in_a_line(error: BaseException) -> str:
+    """An error in one line, with the last line of a worker's traceback, or its cause, where it brings one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    said = lines[-1] if lines[0].startswith("Caught ") else f"{type(error).__name__}: {lines[0]}"
+    said = said.rstrip(".: ")
+    return (f"{said}: {in_a_line(error.__cause__)}" if error.__cause__ else said)[:300]

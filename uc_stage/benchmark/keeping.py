@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from uc_stage import model
 from uc_stage.errors import AccessDenied, InvalidRequest, Unsupported
 from uc_stage.model import BenchReport
-from uc_stage.storage import LocalFolder, open_folder
+from uc_stage.storage import LocalFolder, folder_of, open_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,8 +114,7 @@ def _place(file: str, flag: str) -> tuple[Folder, str]:
         # A device or a pipe has no size, and must not be replaced by a file.
         raise InvalidRequest(f"`{flag} {file}` is no file", hint="name a file")
     # Where the user names a link, what it links to is meant, wherever that is.
-    above, _, name = (os.path.realpath(at.url) if isinstance(at, LocalFolder) else at.url).rpartition("/")
-    return open_folder(above or "/"), name
+    return folder_of(os.path.realpath(at.url) if isinstance(at, LocalFolder) else at.url)
 
 
 def _small(folder: Folder, name: str) -> bytes | None:

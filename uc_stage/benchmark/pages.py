@@ -8,8 +8,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from uc_stage.benchmark.sampling import opened
 from uc_stage.errors import StageError
-from uc_stage.storage import open_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,6 @@ def drop(paths: Sequence[str]) -> None:
     Pages that another process maps stay, and those of a file system in memory; a mount may not know how.
     """
     for path in filter(is_local, paths):
-        above, _, name = path.rpartition("/")
         with suppress(StageError, OSError):
             descriptor = os.open(path, os.O_RDONLY)
             try:
@@ -39,7 +38,7 @@ def drop(paths: Sequence[str]) -> None:
             finally:
                 os.close(descriptor)
         with suppress(StageError):
-            file = open_folder(above or "/").ranges(name)
+            file = opened(path)
             try:
                 file.forget()
             finally:

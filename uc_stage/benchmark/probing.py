@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from uc_stage.benchmark.ceilings import storage_limit
 from uc_stage.benchmark.changes import try_changes
+from uc_stage.benchmark.jobs import in_a_line
 from uc_stage.benchmark.sampling import take_sample
 from uc_stage.benchmark.shares import bottleneck
 from uc_stage.extras import installed
@@ -71,8 +72,7 @@ def main() -> None:
         for _ in _steps(probe, found):
             print(json.dumps(asdict(found)), file=out, flush=True)
     except Exception as error:  # noqa: BLE001 - each library has errors of its own for data that it cannot read
-        lines = str(error).strip().splitlines() or [""]
-        found.error = f"{type(error).__name__}: {lines[0]}".rstrip(".: ")[:300]
+        found.error = in_a_line(error)
     print(json.dumps(asdict(found)), file=out, flush=True)
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from uc_stage.benchmark.jobs import State
 from uc_stage.benchmark.outcome import measurements, passed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from uc_stage.benchmark.jobs import Job
     from uc_stage.model import Measurement
@@ -37,8 +37,9 @@ _RAISED = re.compile(r"[\w.]+(Error|Exception)\b")
 # So often its memory is looked at, which takes a worker a few milliseconds.
 _LOOK_SECONDS = 0.25
 
-# The reader imports what this process would, and nothing else that lies where the command runs.
-_COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from uc_stage.benchmark.readers import main; main()"
+# A process imports what this one would, and nothing else that lies where the command runs.
+_COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from {module} import main; main()"
+_READER = "uc_stage.benchmark.readers"
 
 
 @dataclass(slots=True)
@@ -65,32 +66,40 @@ def measure(
     """
     # Time bounds a pass, so how much there is tells nothing of how long it takes.
     progress.phase(f"{job.reader} {job.target}")
-    with (
-        open(os.path.join(job.scratch, f"stderr-{job.rank}"), "w+b") as stderr,
-        subprocess.Popen(  # noqa: S603 - this interpreter and this package's own words
-            [sys.executable, "-c", _COMMAND, *(os.path.abspath(path) for path in sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=_environment(job.scratch),
-            start_new_session=True,  # its workers end with it
-        ) as process,
-    ):
-        try:
+    with open(os.path.join(job.scratch, f"stderr-{job.rank}"), "w+b") as stderr:
+        with running(_READER, subprocess.PIPE, stderr, _environment(job.scratch)) as process:
             begun(process.pid)
             followed = _follow(process, job, size, progress)
             if not followed.note:
                 _let_end(process.pid)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
         if followed.note:
             # A thread that ends there can be what all others wait for; warnings say nothing of that.
             followed.note += _last_words(stderr, _RAISED)
         elif not followed.final:
             followed.note = f"the reader's process died ({ending(process.returncode)}){_last_words(stderr)}"
     return list(measurements(job, size, followed.states, followed.memory, followed.note))
+
+
+@contextmanager
+def running(
+    module: str, stdout: int | IO[bytes], stderr: IO[bytes], environment: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs the `main` of a module; it and all that it started are gone in the end."""
+    with subprocess.Popen(  # noqa: S603 - this interpreter and this package's own words
+        [sys.executable, "-c", _COMMAND.format(module=module), *(os.path.abspath(path) for path in sys.path)],
+        stdin=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment,
+        start_new_session=True,  # its workers end with it
+    ) as process:
+        try:
+            yield process
+        finally:
+            # One that ended may be reaped, but its group is there as long as a worker of it is.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _environment(scratch: str) -> dict[str, str]:

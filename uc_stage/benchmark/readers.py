@@ -20,14 +20,13 @@ from typing import Any, TextIO
 
 from uc_stage.benchmark import pages, recipes, usage
 from uc_stage.benchmark.cells import LOADED
-from uc_stage.benchmark.jobs import Job, State
+from uc_stage.benchmark.jobs import Job, State, in_a_line
 from uc_stage.benchmark.keys import Keys, column_for
 from uc_stage.benchmark.playing import Waits, played
 from uc_stage.benchmark.ranks import meet
 from uc_stage.benchmark.sampling import opened
 from uc_stage.ipc import is_stream_name
 from uc_stage.loaders.arrow import share
-from uc_stage.storage import open_folder
 
 # What a reader yields after each step: the rows and the bytes of it, and what holds the rows, where there are any.
 Steps = Generator[tuple[int, int, Any], None, None]
@@ -81,7 +80,7 @@ def run(job: Job, tell: Tell) -> None:
                 state.done = True
                 tell(state)
     except Exception as error:  # noqa: BLE001 - each library has errors of its own for data that it cannot read
-        state.error = _line(error)
+        state.error = in_a_line(error)
     state.done = state.final = True
     tell(state)
 
@@ -209,8 +208,7 @@ def _warm_up(job: Job) -> None:
 def _raw(job: Job) -> Steps:
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     for part in share([(path, size) for path, size, _ in job.files], job.rank, job.world_size):
-        above, _, name = part.path.rpartition("/")
-        file = open_folder(above or "/").ranges(name)
+        file = opened(part.path)
         try:
             offset = part.start
             while offset < part.stop and (count := file.read_into(buffer[: part.stop - offset], offset)):
@@ -339,11 +337,3 @@ def _length(batch: dict[str, list[object]]) -> int:
 
 def _tell(out: TextIO, state: State) -> None:
     print(json.dumps(asdict(state)), file=out, flush=True)
-
-
-def _line(error: BaseException) -> str:
-    """An error in one line, with the last line of a worker's traceback, or its cause, where it brings one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    said = lines[-1] if lines[0].startswith("Caught ") else f"{type(error).__name__}: {lines[0]}"
-    said = said.rstrip(".: ")
-    return (f"{said}: {_line(error.__cause__)}" if error.__cause__ else said)[:300]

@@ -18,7 +18,7 @@ from uc_stage.ipc import is_stream_name, opened
 from uc_stage.loaders import huggingface
 from uc_stage.loaders.arrow import batches, share
 from uc_stage.sizes import format_size
-from uc_stage.storage import open_folder, space_at
+from uc_stage.storage import folder_of, space_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -102,8 +102,8 @@ def _schema(path: str) -> Any:
     if is_stream_name(path):
         with opened(path) as reader:
             return reader.schema
-    above, _, name = path.rpartition("/")
-    with open_folder(above or "/").open(name) as file:
+    folder, name = folder_of(path)
+    with folder.open(name) as file:
         return pq.read_schema(file)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uc_stage.chunks import CODECS, read_pages
 from uc_stage.ipc import is_stream_name
 from uc_stage.parquet import read_footer, read_metadata
-from uc_stage.storage import open_folder
+from uc_stage.storage import folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -162,8 +162,8 @@ def take_sample(files: Sequence[tuple[str, int, int]]) -> Sample:
 
 def opened(path: str) -> Ranges:
     """A file, open for ranges of it."""
-    above, _, name = path.rpartition("/")
-    return open_folder(above or "/").ranges(name)
+    folder, name = folder_of(path)
+    return folder.ranges(name)
 
 
 def _memory(size: int) -> mmap.mmap:
@@ -174,8 +174,7 @@ def _groups(path: str, most: int, most_uncompressed: int) -> tuple[Any, list[Gro
     """The first row groups within these bytes, one at least, and the file's metadata; None for an Arrow file."""
     if is_stream_name(path):
         return None, _taken(_record_batches(path), most, most_uncompressed)
-    above, _, name = path.rpartition("/")
-    folder = open_folder(above or "/")
+    folder, name = folder_of(path)
     footer = read_footer(folder, name, columns=True)
     groups = (
         Group(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-import sys
 import tempfile
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import IO, TYPE_CHECKING
 
 from uc_stage.benchmark.probing import Found, Probe
-from uc_stage.benchmark.process import ending
+from uc_stage.benchmark.process import ending, running
 from uc_stage.benchmark.shares import bottleneck, rate, smaller, stages
 from uc_stage.model import Ceiling, Change, Stages
 from uc_stage.storage import cpus
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
 
 # To load torch, and for all stages of a sample that a slow mount gives.
 PROBE_SECONDS = 300.0
-_COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from uc_stage.benchmark.probing import main; main()"
+_PROBER = "uc_stage.benchmark.probing"
 
 
 def probe(
@@ -107,24 +104,13 @@ def _ask(wanted: Probe) -> tuple[Found, str | None]:
     with (
         open(os.path.join(wanted.scratch, "stdout"), "w+b") as stdout,
         open(os.path.join(wanted.scratch, "stderr"), "w+b") as stderr,
-        subprocess.Popen(  # noqa: S603 - this interpreter and this package's own words
-            [sys.executable, "-c", _COMMAND, *(os.path.abspath(path) for path in sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,  # its workers end with it
-        ) as process,
     ):
         note = None
-        try:
-            process.communicate(json.dumps(asdict(wanted)).encode(), timeout=PROBE_SECONDS)
-        except subprocess.TimeoutExpired:
-            note = f"the measurement of the stages went on for {PROBE_SECONDS:g} s, and was stopped"
-        finally:
-            # A process that ended is reaped, but its group is there as long as a worker of it is.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        with running(_PROBER, stdout, stderr) as process:
+            try:
+                process.communicate(json.dumps(asdict(wanted)).encode(), timeout=PROBE_SECONDS)
+            except subprocess.TimeoutExpired:
+                note = f"the measurement of the stages went on for {PROBE_SECONDS:g} s, and was stopped"
         found = _last(stdout)
         if note is None and process.returncode:
             note = f"the process that measures the stages died ({ending(process.returncode)})"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from uc_stage.errors import Unsupported
+from uc_stage.extras import installed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,7 +70,7 @@ def _asked(kind: pa.DataType) -> Any:
     """The type as the `datasets` that is installed takes it; None where it does not, or is not installed."""
     import pyarrow as pa
 
-    if importlib.util.find_spec("datasets") is None:
+    if not installed("datasets"):
         return None
     import datasets
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from uc_stage.ipc import is_stream_name, opened
 from uc_stage.parquet import understood
-from uc_stage.storage import open_folder, translated
+from uc_stage.storage import folder_of, translated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -180,6 +180,6 @@ def _opened(path: str) -> Iterator[Any]:
         with pq.ParquetFile(path) as file:
             yield file
         return
-    above, _, name = path.rpartition("/")
-    with open_folder(above).open(name) as stream, pq.ParquetFile(stream) as file:
+    folder, name = folder_of(path)
+    with folder.open(name) as stream, pq.ParquetFile(stream) as file:
         yield file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import threading
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch.utils.data  # noqa: TID253 - nothing imports this module but who wants torch
 
 from uc_stage.errors import InvalidRequest, NotFound, Unavailable, VerificationFailed
+from uc_stage.extras import installed
 from uc_stage.loaders import samples
 from uc_stage.storage import open_folder
 from uc_stage.targets import look
@@ -224,7 +224,7 @@ def _kind_of(source: str, paths: Iterable[str], kind: Kind | None) -> Kind:
 
 def _require_decoder(kind: Kind, *, decodes: bool) -> None:
     module, package = samples.DECODERS.get(kind, (None, None))
-    if decodes and module and importlib.util.find_spec(module) is None:
+    if decodes and module and not installed(module):
         raise Unavailable(
             f"files of {kind} are decoded with `{package}`, which is not installed",
             hint=f"pip install {package}; or give `decode=False` for their bytes",

@@ -30,6 +30,7 @@ __all__ = [
     "RemoteFolder",
     "Space",
     "cpus",
+    "folder_of",
     "go_direct",
     "kind_of",
     "memory",
@@ -55,6 +56,16 @@ def open_folder(url: str) -> Folder:
     if url.startswith("file://"):
         url = url.removeprefix("file://")
     return RemoteFolder(url) if "://" in url else LocalFolder(url)
+
+
+def folder_of(url: str) -> tuple[Folder, str]:
+    """The folder that the file at a path or URL lies in, and the file's name there.
+
+    Raises:
+        Unavailable: as `open_folder`.
+    """
+    above, _, name = url.rpartition("/")
+    return open_folder(above or "/"), name
 
 
 def table_around(folder: Folder) -> str | None:
