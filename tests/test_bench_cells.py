@@ -25,6 +25,7 @@ from uc_stage.benchmark.keys import Keys, column_for
 from uc_stage.benchmark.outcome import measurements
 from uc_stage.errors import InvalidRequest, NoSpace
 from uc_stage.model import BenchRequest
+from uc_stage.progress import SILENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -400,6 +401,50 @@ def test_what_a_library_raised_is_told_of_a_reader_that_hangs(tmp_path: Path, mo
     assert "was stopped: OSError: AF_UNIX path too long" in str(hung.note)
 
 
+def test_a_worker_s_memory_is_looked_at_while_it_reads_and_what_counts_afterwards_is_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A reader that tells often, takes memory late in a pass, and more when all is read.
+    (tmp_path / "growing.py").write_text(GROWING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(process, "_READER", "growing")
+    monkeypatch.setattr(process, "GRACE_SECONDS", 1.7)
+
+    [one] = process.measure(Job("arrow", "t", (("a.parquet", 10, 10),), 4, 0, 0.5, str(tmp_path)), 10, SILENT)
+
+    assert (one.failed, one.note) == (False, None)
+    assert one.worker_bytes is not None
+    assert 100_000_000 < one.worker_bytes < 200_000_000
+
+
+# It reads and counts for longer than a pass and its grace take, but for each less.
+GROWING = """
+import dataclasses, json, sys, time
+from uc_stage.benchmark.jobs import State
+
+def main():
+    sys.stdin.read()
+    state = State(rows=1, seconds=0.1, first=0.1)
+    def tell():
+        print(json.dumps(dataclasses.asdict(state)), flush=True)
+    tell()
+    held = b""
+    for number in range(30):
+        time.sleep(0.05)
+        state.seconds += 0.05
+        if number == 5:
+            held = b"x" * 100_000_000
+        tell()
+    state.read = True
+    tell()
+    held = b"x" * 300_000_000
+    time.sleep(1.5)
+    state.done = state.final = True
+    state.rows, state.ended = 10, True
+    tell()
+"""
+
+
 def test_a_reader_that_was_named_and_fails_is_no_success(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": range(100)}), tmp_path / "a.parquet")
     data = bytearray((tmp_path / "a.parquet").read_bytes())
@@ -448,20 +493,21 @@ def test_rows_are_distinct_where_all_were_told_apart() -> None:
 
 
 def test_a_mapped_file_is_read_as_a_whole(tmp_path: Path) -> None:
-    # Three files of the same layout, which lie in the same place one after the other.
+    # Two files of the same layout, which may lie in the same place one after the other.
+    rows = 4_000_000
+    batch = pa.record_batch({"id": np.random.default_rng(1).integers(0, 2**60, rows)})
     files = []
-    for name in "abc":
+    for name in "ab":
         path = str(tmp_path / f"{name}.arrow")
-        batch = pa.record_batch({"id": np.random.default_rng(1).integers(0, 2**60, 300_000)})
         with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        files.append((path, os.path.getsize(path), 300_000))
+        files.append((path, os.path.getsize(path), rows))
     paths = [path for path, _, _ in files]
     pages.drop(paths)
     if pages.share_present(paths) != 0:
         pytest.skip("this file system keeps its pages")
 
-    for _ in readers._arrow(Job("arrow", str(tmp_path), tuple(files), 1000, 0, LONG)):
+    for _ in readers._arrow(Job("arrow", str(tmp_path), tuple(files), 100_000, 0, LONG)):
         pass
 
     assert (pages.share_present(paths) or 0) > 0.95
