@@ -34,6 +34,8 @@ _END_SECONDS = 10.0
 _ANY = re.compile(r".*\S")
 # The end of a traceback.
 _RAISED = re.compile(r"[\w.]+(Error|Exception)\b")
+# What a library's words leave to be guessed.
+_MEANS = {"AF_UNIX path too long": "name a shorter folder in `TMPDIR`"}
 # So often its memory is looked at, which takes a worker a few milliseconds.
 _LOOK_SECONDS = 0.25
 
@@ -196,4 +198,7 @@ def _last_words(stderr: IO[bytes], kind: re.Pattern[str] = _ANY) -> str:
     """The last line of some kind that it printed, to stand behind what is said of it."""
     stderr.seek(0)
     lines = [line for line in stderr.read().decode(errors="replace").splitlines() if kind.match(line)]
-    return f": {lines[-1].strip()[:200]}" if lines else ""
+    if not lines:
+        return ""
+    means = next((f": {what}" for words, what in _MEANS.items() if words in lines[-1]), "")
+    return f": {lines[-1].strip()[:200]}{means}"

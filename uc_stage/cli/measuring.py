@@ -51,7 +51,9 @@ def unread(report: BenchReport) -> VerificationFailed | None:
         one, message = named[0], f"the reader `{named[0].reader}` failed on `{named[0].target}`"
     else:
         return None
-    return VerificationFailed(f"{message}: {one.note}", hint=f"uc-stage inspect {one.target} --verify")
+    return VerificationFailed(
+        f"{message}: {one.note}", hint=f"see whether the data is whole: uc-stage inspect {one.target} --verify"
+    )
 
 
 def show(report: BenchReport, *, quiet: bool) -> None:
