@@ -23,6 +23,7 @@ from uc_stage.benchmark.reports import finish, judge_stall, prepare
 from uc_stage.benchmark.stages import probe, with_limits
 from uc_stage.errors import InvalidRequest, NoSpace, Unavailable
 from uc_stage.extras import installed
+from uc_stage.ipc import is_stream_name
 from uc_stage.loaders.samples import DECODERS
 from uc_stage.model import BenchReport, Measurement, Requirement
 from uc_stage.progress import SILENT
@@ -174,8 +175,8 @@ def _reading(dataset: Dataset, readers: Sequence[str], named: set[str], skipped:
             )
         skipped["files"] = f"`{decoder[1]}` is not installed: pip install {decoder[1]}"
         able.remove("files")
-    if "hf" in able and not all(path.endswith(".arrow") for path, _, _ in dataset.files):
-        needed = min(_LEAST_ROOM, 2 * dataset.row_bytes * sum(rows for _, _, rows in dataset.files))
+    if "hf" in able and not is_stream_name(dataset.files[0][0]):
+        needed = min(_LEAST_ROOM, 2 * dataset.row_bytes * dataset.rows)
         scratch = tempfile.gettempdir()
         if (free := space_at(scratch).free) < needed:
             words = f"writes an Arrow copy, for which `{scratch}` has no room: {format_size(free)} are free"
